@@ -1,9 +1,9 @@
 """Structured Boltzmann machines for array data.
 
-Layers are arrays, couplings are structured linear maps: :class:`BoltzmannMachine` puts them together. Units and
-couplings are in `mvrbm.units` and `mvrbm.couplings`, sampling and likelihoods in `mvrbm.sampling` and
-`mvrbm.likelihood`, training in `mvrbm.training`, scikit-learn estimators in `mvrbm.estimators`. This module only
-re-exports their public names, and loads models.
+Layers are arrays and couplings are structured linear maps. :class:`BoltzmannMachine` combines them into a model. Units
+and couplings are in `mvrbm.units` and `mvrbm.couplings`, sampling and likelihoods in `mvrbm.sampling` and
+`mvrbm.likelihood`, training in `mvrbm.training`, and scikit-learn estimators in `mvrbm.estimators`. This module only
+re-exports their public names and defines :func:`load`.
 """
 
 import importlib
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# Names are imported when they are first used: a version or a help text does not need PyTorch.
+# Names are imported on first use, so that printing the version or a help text does not import PyTorch.
 _HOMES = {
     "mvrbm.estimators": (
         "MMVRBM", "MVRBM", "RBM", "TVRBM", "ClassificationMVRBM", "DeepMVRBM", "DeepMVRBMClassifier",
@@ -37,7 +37,7 @@ _HOMES = {
     "mvrbm.saving": ("save",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_CLASSES_IN = ("mvrbm.units", "mvrbm.couplings")  # all classes that these packages export
+_CLASSES_IN = ("mvrbm.units", "mvrbm.couplings")  # packages whose classes are all re-exported
 _WITH_LOADERS = ("mvrbm.estimators", "mvrbm.training", "mvrbm.vision.super_resolution", "mvrbm.vision.photo_denoising")
 _SUBMODULES = (
     "backends", "couplings", "data", "devices", "distributed", "errors", "estimators", "export", "hub", "io",
@@ -47,28 +47,28 @@ _SUBMODULES = (
 
 
 def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") -> Any:
-    """Load whatever was saved in a folder, comes with this package, or is on the Hugging Face hub.
+    """Load a model from a folder, from this package, or from the Hugging Face Hub.
 
     Parameters
     ----------
     folder : path or str
-        A folder written by :func:`mvrbm.save`, by the `save` method of an estimator, or by checkpoints. If there is no
-        folder `user`, the text ``"user/name"`` or ``"user/name@revision"`` names a model on the Hugging Face hub, which
-        is downloaded; this needs ``pip install 'mvrbm[hub]'``. If there is no such folder, ``"digits"`` and
-        ``"labeled-digits"`` are trained models of handwritten digits that come with this package.
+        A folder written by :func:`mvrbm.save`, by an estimator's `save` method, or by a checkpoint callback. If no
+        folder with this name exists, ``"digits"`` and ``"labeled-digits"`` load the models of handwritten digits that
+        come with this package. If no folder `user` exists, ``"user/name"`` or ``"user/name@revision"`` downloads a
+        model from the Hugging Face Hub, which requires ``pip install 'mvrbm[hub]'``.
     device : str or torch.device
-        The device of the model: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ...
+        Device to load the model on: ``"auto"`` (a GPU if available), ``"cpu"``, ``"cuda"``, ...
 
     Returns
     -------
     BoltzmannMachine, estimator, or Trainer
-        A machine, estimator, classifier, stack or super-resolver of the class that was saved. For a checkpoint, or a
-        folder of checkpoints (the newest is taken), a :class:`~mvrbm.training.Trainer` that can continue.
+        An object of the class that was saved. For a checkpoint, this is a :class:`~mvrbm.training.Trainer` that can
+        resume training. If the folder contains several checkpoints, the most recent is used.
 
     Raises
     ------
     StorageError
-        If the folder does not hold a model that this version can read. The message says why.
+        If the folder does not contain a model that this version can read. The message says why.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") 
     >>> mvrbm.load("digits", device="cpu").sample(2, steps=1).shape
     (2, 28, 28)
     """
-    for home in _WITH_LOADERS:  # their classes register themselves
+    for home in _WITH_LOADERS:  # importing these modules registers their classes
         importlib.import_module(home)
     local = importlib.import_module("mvrbm.hub").find(folder)
     return importlib.import_module("mvrbm.saving").load(local, device)

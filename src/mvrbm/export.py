@@ -1,7 +1,8 @@
 """Export of the methods `transform`, `reconstruct` and `predict_proba` of fitted estimators to ONNX.
 
-Each method becomes a :class:`Graph`, a small torch module with example inputs. This module builds the graphs of
-machines, stacks of machines and classifiers. Any other estimator can provide a method ``onnx_graph(method)``.
+Each exported method becomes a :class:`Graph`, which consists of a PyTorch module and example inputs. This module builds
+graphs for machines, stacks of machines and classifiers. Any other estimator can provide a method
+``onnx_graph(method)``.
 """
 
 import contextlib
@@ -38,23 +39,24 @@ Module = TypeVar("Module", bound=nn.Module)
 
 #: Methods that can be exported if an estimator has them.
 METHODS = ("transform", "reconstruct", "predict_proba")
-#: Version of the ONNX operator set of the files.
+#: Version of the ONNX operator set used in exported files.
 OPSET = 18
 
-# Methods of a machine without a layer of labels.
+# Methods of a machine without a label layer.
 _MACHINE_METHODS = ("transform", "reconstruct")
-# Largest difference between the results of a file and of the estimator, relative for results above 1.
+# Largest accepted difference between the exported model and the estimator, relative for results above 1.
 _TOLERANCE = 1e-5
-# Number of example inputs. Tracing treats an axis of size 1 as constant, so it must be larger.
+# Number of example inputs. It must be larger than 1, because tracing treats an axis of size 1 as constant.
 _N_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
 class Graph:
-    r"""One method of an estimator as a module on the CPU, with at least two samples of each input as examples.
+    r"""One method of an estimator as a PyTorch module on the CPU, with example inputs.
 
     The module takes one float32 tensor of shape (n, \*shape) per input. It returns a tensor or a tuple of tensors whose
-    first axis has n entries. It must not call `len` on a tensor, because tracing would make n constant.
+    first axis has n entries. It must not call `len` on a tensor, because tracing would make n constant. Each example
+    input must contain at least two samples.
     """
 
     module: nn.Module
@@ -64,37 +66,37 @@ class Graph:
 
 
 def to_onnx(estimator: Any, path: str | os.PathLike[str], method: str = "transform", *, check: bool = True) -> Path:
-    r"""Write one method of a fitted estimator as an ONNX file.
+    r"""Export one method of a fitted estimator to an ONNX file.
 
-    The input of the file is ``X``, or one input per modality with the name of the modality. Inputs are float32 and have
-    shape (n, \*visible_shape), or (n, n_features) if the estimator was fitted on rows, for any n. For Bernoulli units,
-    divide bytes by 255. The outputs are ``features``, ``reconstruction`` (``reconstruction_NAME`` for each of several
-    modalities) or ``probabilities``.
+    The exported model has one input named ``X``, or one input per modality with the name of the modality. Inputs are
+    float32 and have shape (n, \*visible_shape), or (n, n_features) if the estimator was fitted on rows, for any n. For
+    Bernoulli units, divide bytes by 255. The output is ``features``, ``reconstruction`` or ``probabilities``. With
+    several modalities, there is one output ``reconstruction_NAME`` per modality.
 
     Parameters
     ----------
     estimator : estimator
         A fitted estimator.
     path : path
-        The file. Its name must end in ``.onnx``. An existing file is replaced.
+        File to write. Its name must end in ``.onnx``. An existing file is replaced.
     method : {"transform", "reconstruct", "predict_proba"}
         The method to export.
     check : bool
-        Whether to run the exported model with onnxruntime before writing the file, and to compare its results with
-        those of the estimator in double precision. If the values of the data are large compared with their variation,
-        a float32 estimator can have larger rounding errors than the file, which computes with deviations from the mean.
+        Whether to run the exported model with onnxruntime before writing the file, and to compare its results with the
+        estimator in double precision. If the data has a large offset compared with its variation, a float32 estimator
+        can have larger rounding errors than the exported model, which computes with deviations from the mean.
 
     Returns
     -------
     Path
-        The file.
+        Path of the file.
 
     Raises
     ------
     ExportError
-        If the results of the file and of the estimator differ by more than 1e-5 (relative for results above 1).
+        If the results of the exported model and the estimator differ by more than 1e-5 (relative for results above 1).
     MissingPackageError
-        If onnx, onnxscript or onnxruntime is missing.
+        If onnx, onnxscript or onnxruntime is not installed.
     """
     path = check_output(path, True, (".onnx",))
     graph = graph_of(estimator, method)
@@ -118,23 +120,23 @@ def to_onnx(estimator: Any, path: str | os.PathLike[str], method: str = "transfo
 
 
 def compare_onnx(path: str | os.PathLike[str], estimator: Any, X: Any, method: str = "transform") -> float:
-    """Return the largest absolute difference between the results of an ONNX file and of the fitted estimator.
+    """Return the largest absolute difference between the results of an ONNX model and a fitted estimator.
 
     Parameters
     ----------
     path : path
-        The file.
+        ONNX file.
     estimator : estimator
         The fitted estimator.
     X : array or mapping from modalities to arrays
-        Input of the file and of the estimator. It is converted to float32 for both.
+        Input data for both models. It is converted to float32.
     method : {"transform", "reconstruct", "predict_proba"}
-        The method that the file computes.
+        The exported method.
 
     Returns
     -------
     float
-        The difference, or NaN if a result of the file is NaN.
+        The largest difference, or NaN if the ONNX model returns NaN.
     """
     choice(method, "method", [name for name in METHODS if hasattr(estimator, name)])
     _require("onnxruntime")
@@ -144,7 +146,7 @@ def compare_onnx(path: str | os.PathLike[str], estimator: Any, X: Any, method: s
 
 
 def graph_of(estimator: Any, method: str) -> Graph:
-    """Return the graph of one method of a fitted estimator."""
+    """Return the graph for one method of a fitted estimator."""
     choice(method, f"method of {type(estimator).__name__}", [name for name in METHODS if hasattr(estimator, name)])
     check_is_fitted(estimator)
     if hasattr(estimator, "onnx_graph"):
@@ -161,10 +163,11 @@ def graph_of(estimator: Any, method: str) -> Graph:
 
 
 def machine_graph(machines: Sequence[BoltzmannMachine], method: str, *, rows: bool = False) -> Graph:
-    """Return the graph of a machine, or of a stack of machines from bottom to top.
+    """Return the graph for a machine, or for a stack of machines ordered from bottom to top.
 
-    `transform` computes the hidden means of the top machine as rows. `reconstruct` computes the visible means of the
-    bottom machine after one pass up and down. `rows` tells whether samples of the visible layer are rows.
+    `transform` computes the hidden means of the top machine, flattened to one row per sample. `reconstruct` computes
+    the visible means of the bottom machine after one pass up and down. `rows` specifies whether the inputs are
+    flattened to one row per sample.
     """
     choice(method, "method of a machine", _MACHINE_METHODS)
     inputs = {name: _examples(machines[0], name) for name in machines[0].layers}
@@ -175,13 +178,13 @@ def machine_graph(machines: Sequence[BoltzmannMachine], method: str, *, rows: bo
     outputs = ["features"]
     if method == "reconstruct":
         outputs = ["reconstruction"] if len(inputs) == 1 else [f"reconstruction_{name}" for name in inputs]
-    while set(outputs) & set(inputs):  # a modality can have the name of an output
+    while set(outputs) & set(inputs):  # a modality may have the same name as an output
         outputs = [f"{name}_" for name in outputs]
     return Graph(_MachineModule(machines, method == "reconstruct", rows), inputs, tuple(outputs))
 
 
 class _MachineModule(nn.Module):
-    """Passes means up through a stack of machines, and down again if `down` is True."""
+    """Module that passes means up through a stack of machines, and back down if `down` is True."""
 
     def __init__(self, machines: Sequence[BoltzmannMachine], down: bool, rows: bool) -> None:
         super().__init__()
@@ -198,7 +201,7 @@ class _MachineModule(nn.Module):
         if not self.down:
             return hidden.flatten(1)
         for below, machine in zip([first, *others][-2::-1], others[::-1], strict=True):
-            # The visible units of a machine can exceed the bounds of the hidden units below.
+            # The visible means of a machine can exceed the bounds of the hidden units below it.
             means = machine.visible_mean(hidden, check=False)
             hidden = next(iter(means.values())).clamp(*below.hidden.statistic_bounds)
         visible = first.visible_mean(hidden, check=False).values()
@@ -207,23 +210,26 @@ class _MachineModule(nn.Module):
 
 
 def _up(machine: BoltzmannMachine, layers: Mapping[str, Tensor]) -> Tensor:
-    r"""Return the hidden means (n, \*hidden shape) of a centered machine. Checks are left out: they make n constant."""
+    r"""Return the hidden means of a centered machine, of shape (n, \*hidden shape).
+
+    The inputs are not validated, because validation would make n constant.
+    """
     deviations = {name: _deviation(machine, name, x) for name, x in layers.items()}
     return machine.hidden.mean(machine.hidden_field(deviations))
 
 
 def _centered(machine: BoltzmannMachine) -> BoltzmannMachine:
-    """Return a portable copy that takes deviations from the bias, for layers whose zero is arbitrary.
+    """Return a portable copy of a machine that takes deviations from the bias, for layers with an arbitrary origin.
 
-    The field of the bias is added to the hidden bias in double precision. For data far from zero, this field is large
-    and cancels; in float32, the cancellation would cause errors of 1e-4 in the hidden means.
+    The field of the visible bias is added to the hidden bias in double precision. For data far from zero, this field is
+    large and mostly cancels. In float32, the cancellation would cause errors of 1e-4 in the hidden means.
     """
     copied = _portable(machine)
     exact = copy.deepcopy(machine).to("cpu", torch.float64).requires_grad_(False)
     shifts = []
     for name, unit in exact.layers.items():
         if unit.arbitrary_zero:
-            rounded = copied.layers[name].bias.double()  # the bias that the file subtracts, in float32
+            rounded = copied.layers[name].bias.double()  # the exported model subtracts the float32 bias
             shifts.append(exact.links[name].to_hidden(unit.statistic(rounded.expand(1, *unit.shape)))[0])
     if shifts:
         bias = exact.hidden.bias + torch.stack(shifts).sum(0)
@@ -237,12 +243,12 @@ def _deviation(machine: BoltzmannMachine, name: str, x: Tensor) -> Tensor:
 
 
 def _portable(module: Module) -> Module:
-    """Return a copy of a module in float32, on the CPU, without gradients."""
+    """Return a copy of a module in float32 on the CPU, with gradients disabled."""
     return copy.deepcopy(module).to("cpu", torch.float32).eval().requires_grad_(False)
 
 
 def _examples(machine: BoltzmannMachine, name: str) -> Tensor:
-    r"""Return a few valid samples (n, \*shape) of a layer, the same ones at every call."""
+    r"""Return valid example samples for a layer, of shape (n, \*shape). Every call returns the same samples."""
     return _portable(machine.layers[name]).example(_N_EXAMPLES, RandomSource(0))
 
 
@@ -254,7 +260,7 @@ def _classifier_graph(estimator: Any) -> Graph:
     machine: Any = getattr(estimator, "machine_", None) if network is None else network.stack[0]
     if network is None and LABEL not in getattr(machine, "layers", {}):
         raise ValueError(
-            f"{type(estimator).__name__} has neither a network, nor a layer of labels, nor a method onnx_graph"
+            f"{type(estimator).__name__} has neither a network, nor a label layer, nor a method onnx_graph"
         )
     module = _LabelPosterior(machine) if network is None else nn.Sequential(_portable(network), nn.Softmax(1))
     examples = _examples(machine, VISIBLE)
@@ -266,7 +272,7 @@ def _classifier_graph(estimator: Any) -> Graph:
 
 
 class _LabelPosterior(nn.Module):
-    """Computes the exact probabilities of the labels, for a machine with a layer of labels."""
+    """Module that computes exact label probabilities for a machine with a label layer."""
 
     def __init__(self, machine: BoltzmannMachine) -> None:
         super().__init__()
@@ -289,9 +295,9 @@ class _LabelPosterior(nn.Module):
 
 
 def _encode(graph: Graph, metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes of the file. The same model always gives the same bytes."""
+    """Encode a graph as the contents of an ONNX file. The result is deterministic."""
     onnx = _require("onnx")
-    # PyTorch accepts only identifiers as names, whereas a modality can have any name.
+    # PyTorch only accepts identifiers as input and output names, but a modality may have any name.
     inputs = [f"in_{number}" for number in range(len(graph.inputs))]
     outputs = [f"out_{number}" for number in range(len(graph.outputs))]
     model = _trace(graph, inputs, outputs)
@@ -309,7 +315,7 @@ def _encode(graph: Graph, metadata: Mapping[str, str]) -> bytes:
 
 
 def _trace(graph: Graph, input_names: list[str], output_names: list[str]) -> Any:
-    """Trace the module of a graph with a variable number of samples, and return the ONNX model."""
+    """Trace the graph's module with a dynamic number of samples and return the ONNX model."""
     examples = tuple(graph.inputs.values())
     n = torch.export.Dim("n")
     shapes: Any = torch.export.ShapesCollection()
@@ -319,7 +325,7 @@ def _trace(graph: Graph, input_names: list[str], output_names: list[str]) -> Any
         with _quiet():
             traced = torch.export.export(graph.module.eval(), examples, dynamic_shapes=shapes)
             program = torch.onnx.export(
-                # Decompositions replace einsum, and functions that ONNX lacks, by operators that all runtimes have.
+                # Replace einsum, and functions that ONNX lacks, with operators that all runtimes support.
                 traced.run_decompositions(),
                 dynamo=True,
                 input_names=input_names,
@@ -338,7 +344,7 @@ def _trace(graph: Graph, input_names: list[str], output_names: list[str]) -> Any
 
 
 def _tidy(model: Any, names: Mapping[str, str]) -> None:
-    """Rename inputs and outputs, and remove the paths of source files that PyTorch adds."""
+    """Rename inputs and outputs, and remove the source file paths that PyTorch adds."""
 
     def renamed(name: str) -> str:
         return names.get(name, f"mvrbm/{name}") if name else ""
@@ -360,7 +366,7 @@ def _tidy(model: Any, names: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress warnings of PyTorch's exporter, because users cannot act on them."""
+    """Suppress warnings from PyTorch's exporter, because users cannot act on them."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -375,20 +381,20 @@ def _quiet() -> Iterator[None]:
 
 
 def _difference_on_examples(content: bytes, graph: Graph, estimator: Any, method: str) -> float:
-    """Return the largest relative difference from the estimator, for all example inputs and for a single one."""
+    """Return the largest relative difference from the estimator, on all example inputs and on a single example."""
     examples = {name: tensor.numpy() for name, tensor in graph.inputs.items()}
     single = {name: array[:1] for name, array in examples.items()}
     exact = in_double_precision(estimator)
     differences = [_difference(content, exact, samples, method, relative=True) for samples in (examples, single)]
-    return float(np.max(differences))  # unlike max, this is NaN if one of them is
+    return float(np.max(differences))  # unlike max, this propagates NaN
 
 
 def _difference(
     content: bytes, estimator: Any, samples: Mapping[str, Array], method: str, *, relative: bool = False
 ) -> float:
-    """Return the largest difference between the results of a file and of the estimator, or NaN.
+    """Return the largest difference between an ONNX model and the estimator, or NaN if the ONNX model returns NaN.
 
-    If `relative` is True, differences are divided by results above 1.
+    If `relative` is True, differences are relative for results above 1.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="X does not have valid feature names")
@@ -397,7 +403,7 @@ def _difference(
     largest = 0.0
     for found, wanted in zip(_run(content, samples), expected, strict=True):
         if found.shape != wanted.shape:
-            raise ExportError(f"the ONNX model of {method} returns shape {found.shape}, the estimator {wanted.shape}")
+            raise ExportError(f"{method} returns shape {found.shape} in ONNX, but {wanted.shape} in the estimator")
         if np.isnan(found).any():
             return math.nan
         scale = np.maximum(1, np.abs(wanted)) if relative else 1
@@ -415,7 +421,7 @@ def _run(content: bytes, samples: Mapping[str, Array]) -> list[Array]:
 
 
 def in_double_precision(estimator: Any) -> Any:
-    """Return a copy of a fitted estimator whose modules are in double precision. It shares everything else."""
+    """Return a shallow copy of a fitted estimator with its modules converted to double precision."""
 
     def double(value: Any) -> Any:
         if isinstance(value, nn.Module):

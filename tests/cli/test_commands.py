@@ -150,7 +150,7 @@ MISTAKES = [
     ("empty file", lambda: write("x.npy", b""), TRAIN_X, 1, "x.npy is empty"),
     ("a text file", lambda: write("x.text", b"1,2\n"), TRAIN.format("x.text"), 1, "x.text is not a .npy"),
     ("a table of words", lambda: write("x.csv", b"a,b\n1,x\n"), TRAIN.format("x.csv"), 1, "column 'b'.*x.csv:-b"),
-    ("no rows", None, "transform model data.npy o.npy -n 70:", 1, "-n chooses no sample: data.npy has 60"),
+    ("no rows", None, "transform model data.npy o.npy -n 70:", 1, "-n selects no samples: data.npy has 60"),
     (
         "rows that are no slice",
         None,
@@ -210,7 +210,7 @@ MISTAKES = [
         "more than the limit of 2,147,483,648",
     ),
     ("rank 0", None, TRAIN.format("data.npy") + " --rank 0", 2, "--rank.*1"),
-    ("rank of full weights", None, "train data.npy --hidden 9 --rank 2 --out new", 2, "--rank 2 has no.*leave it out"),
+    ("rank of full weights", None, "train data.npy --hidden 9 --rank 2 --out new", 2, "--rank 2 has no.*omit --rank"),
     ("negative epochs", None, TRAIN.format("data.npy") + " --epochs -1", 2, "--epochs.*1, got '-1'"),
     ("a rate below 0", None, TRAIN.format("data.npy") + " --learning-rate -1", 1, "learning_rate must be positive"),
     (
@@ -220,8 +220,14 @@ MISTAKES = [
         1,
         "not finite.*learning rate",
     ),
-    ("an empty sweep", None, TRAIN.format("data.npy") + " --sweep ;", 2, "--sweep.*';' names no parameter"),
-    ("a sweep without values", None, TRAIN.format("data.npy") + " --sweep rank", 2, "'rank' is not NAME=VALUE,VALUE"),
+    ("an empty sweep", None, TRAIN.format("data.npy") + " --sweep ;", 2, "--sweep.*';' does not contain any parameter"),
+    (
+        "a sweep without values",
+        None,
+        TRAIN.format("data.npy") + " --sweep rank",
+        2,
+        "'rank' does not have the form NAME=VALUE,VALUE",
+    ),
     ("a sweep of nothing", None, TRAIN.format("data.npy") + " --sweep x=1", 1, "MVRBM has no parameter 'x', only back"),
     ("a sweep with a log", None, TRAIN.format("data.npy") + " --sweep rank=1 --log a.csv", 2, "--sweep .* with --log"),
     ("more axes than hidden", array(DATA.reshape(60, 2, 2, 6)), TRAIN_X, 1, "2 axes, but samples have 3 .2x2x6."),
@@ -290,7 +296,7 @@ MISTAKES = [
     ("truncated weights", cut_weights(200), "info model", 1, "truncated"),
     ("damaged weights", lambda: write("model/model.safetensors", bytes(2000)), "info model", 1, "damaged"),
     ("weights gone", lambda: Path("model/model.safetensors").unlink(), "info model", 1, "no such file"),
-    ("several modalities", several_modalities, "sample model o.npy", 1, "MMVRBM.*use Python"),
+    ("several modalities", several_modalities, "sample model o.npy", 1, "MMVRBM.*use the Python interface"),
     ("a machine alone", machine_alone, "sample model o.npy", 1, "BoltzmannMachine, which has no method 'sample'"),
     ("classes of no classifier", None, "predict model data.npy o.npy", 1, "MVRBM, which has no method 'predict'"),
     (
@@ -617,7 +623,7 @@ def test_commands_work_for_stacks_and_classifiers(mvrbm):
     code, _, err = mvrbm("sample classifier o.npy")
     assert (code, err) == (
         1,
-        "error: classifier holds a model of class MVRBMClassifier, which has no method 'sample'\n",
+        "error: classifier contains a model of class MVRBMClassifier, which has no method 'sample'\n",
     )
 
 

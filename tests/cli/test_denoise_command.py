@@ -75,8 +75,8 @@ def test_a_picture_in_color_stays_in_color(command, stripes, channels):
         (("absent.npy", "o.npy", "--model", "model"), 1, "no such file"),
         (("noisy.npy", "o.npy", "--model", "absent"), 1, "absent"),
         (("noisy.npy", "o.txt", "--model", "model"), 1, "should end in one of"),
-        (("noisy.npy", "o.npy"), 1, "noisy.npy has shape (100, 8, 8): a photograph has 2 axes"),
-        (("wrong.npy", "o.png"), 1, "image of floats must be from 0 to 1, got 0 to 255"),
+        (("noisy.npy", "o.npy"), 1, "noisy.npy has shape (100, 8, 8): a photograph must have shape (H, W)"),
+        (("wrong.npy", "o.png"), 1, "float images must have values from 0 to 1, got 0 to 255"),
         (
             ("noisy.npy", "o.npy", "--stride", "2"),
             2,
@@ -89,7 +89,7 @@ def test_a_picture_in_color_stays_in_color(command, stripes, channels):
         (("noisy.npy", "o.npy", "--model", "model", "--level", "2"), 1, "level must be positive and below 1"),
         (("noisy.npy", "o.npy", "--model", "model", "--noise", "snow"), 2, "--noise"),
         (("noisy.npy", "o.npy", "--model", "model", "--stride", "9"), 1, "stride must be"),
-        (("small.npy", "o.npy", "--model", "model"), 1, "images must be at least as large"),
+        (("small.npy", "o.npy", "--model", "model"), 1, "images must be no smaller than the visible layer"),
     ],
 )
 def test_mistakes_at_the_command_line_are_one_line(command, words, code, message):

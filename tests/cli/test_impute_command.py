@@ -77,21 +77,21 @@ def test_what_was_made_of_columns_is_said(place, capsys):
     [
         (
             ["holes.npy", "filled.csv"],
-            "a .csv file as OUT needs a table as INPUT (.csv, .csv.gz, .tsv, .tsv.gz, .parquet), got holes.npy",
+            "a .csv file as OUT requires a table as INPUT (.csv, .csv.gz, .tsv, .tsv.gz, .parquet), got holes.npy",
         ),
         (["table.csv", "filled.npy"], "column 'color' holds str, not numbers"),
         (["holes.npy", "holes.npy"], "holes.npy exists: use --force to replace it"),
-        (["table.csv", "a.csv", "--categorical", "size,hue"], "column 'hue', but table.csv has only ['size',"),
+        (["table.csv", "a.csv", "--categorical", "size,hue"], "table.csv has no column 'hue', only ['size',"),
         (
             ["holes.npy", "a.npy", "--categorical", "a"],
-            "--categorical needs a table as INPUT and a .csv file as OUT, got a.npy",
+            "--categorical requires a table as INPUT and a .csv file as OUT, got a.npy",
         ),
         (["nowhere.npy", "a.npy"], "nowhere.npy: no such file"),
         (
             ["holes.npy", "a.npy", "--model", "m", "--epochs", "3"],
             "--model cannot be combined with --epochs: the model in m is already trained",
         ),
-        (["holes.npy", "a.npy", "-n", "50:60"], "-n chooses no sample: holes.npy has 40"),
+        (["holes.npy", "a.npy", "-n", "50:60"], "-n selects no samples: holes.npy has 40"),
         (["holes.npy", "a.npy", "--sample-axes", "2", "--quiet"], "sample_axes must be at most 1"),
     ],
 )

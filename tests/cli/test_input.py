@@ -49,7 +49,10 @@ def test_masks_of_all_samples_go_with_their_rows(mvrbm, place, trained):
 def test_a_contact_sheet_has_a_hundred_tiles_unless_more_are_requested(mvrbm, place, trained, command):
     command = command.format(trained)
     code, _, err = mvrbm(f"{command} out.png")
-    assert (code, err) == (0, "note: out.png shows the first 100 of 120 samples: use -n to choose others, or more\n")
+    assert (code, err) == (
+        0,
+        "note: out.png shows the first 100 of 120 samples: use -n to select other or more samples\n",
+    )
     assert read_array("out.png").shape == (1, 6 * (10 * 4 - 1), 6 * (10 * 5 - 1))
     code, _, err = mvrbm(f"{command} more.png -n 120")
     assert (code, err) == (0, "")

@@ -55,7 +55,7 @@ def test_scores_and_maps_are_those_of_the_detector_that_is_saved(place, capsys):
 def test_a_model_of_another_kind_is_named_and_no_bar_goes_into_a_pipe(capfd):
     mvrbm.MVRBM((2, 2), n_epochs=1, device="cpu").fit(np.load("normal.npy")).save("drawer")
     assert main(["outliers", "mixed.npy", "o.npy", "--model", "drawer"]) == 1
-    assert capfd.readouterr().err == "error: drawer holds a model of class MVRBM, which is not an outlier detector\n"
+    assert capfd.readouterr().err == "error: drawer contains a model of class MVRBM, which is not an outlier detector\n"
     assert main(["outliers", "mixed.npy", "o.npy", "--epochs", "1", "--device", "cpu"]) == 0
     assert capfd.readouterr().err == ""
 
@@ -67,7 +67,11 @@ def test_a_model_of_another_kind_is_named_and_no_bar_goes_into_a_pipe(capfd):
         (["mixed.npy", "scores.txt"], 1, ".npy"),
         (["mixed.npy", "scores.npy", "--contamination", "0.7"], 2, "'--contamination'"),
         (["mixed.npy", "scores.npy", "-n", "0:1"], 1, "fit requires at least 2 samples, got n_samples=1"),
-        (["mixed.npy", "scores.npy", "--train", "wide.npy"], 1, "--train wide.npy has samples of shape 4x5, but those"),
+        (
+            ["mixed.npy", "scores.npy", "--train", "wide.npy"],
+            1,
+            "--train wide.npy has samples of shape 4x5, but mixed.npy has samples of shape 4x8",
+        ),
         (["mixed.npy", "scores.npy", "--model", "nothing"], 1, "nothing is not a model folder"),
         (
             ["mixed.npy", "scores.npy", "--model", "a", "--train", "normal.npy"],

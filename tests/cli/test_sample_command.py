@@ -58,7 +58,7 @@ def test_pictures_show_means_and_arrays_hold_draws(mvrbm):
 
 def test_what_was_done_is_reported(mvrbm):
     assert mvrbm("sample chains a.png -n 4 --steps 2000") == (
-        0, "a.png: 4x4x6 float32, means, 2,000 Gibbs steps from the chains of training\n", "",
+        0, "a.png: 4x4x6 float32, means, 2,000 Gibbs steps from the training chains\n", "",
     )  # fmt: skip
     assert found(mvrbm("sample chains b.png --steps 3 --start noise --json"))["start"] == "noise"
     assert found(mvrbm("sample chains c.png --steps 3 --data data.npy --json"))["start"] == "data.npy"
@@ -82,7 +82,7 @@ def test_samples_of_a_class(mvrbm, labels):
     assert (told["class"], told["epochs"], told["updates"]) == ("ClassificationMVRBM", 100, 600)
     for code, label in enumerate(["0", "1"] if labels == "codes.npy" else ["even", "odd"]):
         told = found(mvrbm(f"sample new {label}.npy --label {label} -n 20 --steps 100 --means --json"))
-        assert (told["label"], told["start"]) == (label, "the chains of training")
+        assert (told["label"], told["start"]) == (label, "the training chains")
         close = np.abs(np.load(f"{label}.npy") - BARS[code]).mean((1, 2)) < 0.2
         assert close.mean() > 0.8
     found(mvrbm("predict new data.npy classes.npy --json"))
@@ -96,7 +96,7 @@ MISTAKES = [
     ("sample plain o.npy --start chains", 1, "has no chains to start from"),
     ("sample plain o.npy --start data", 2, "'data' is not one of 'chains', 'noise'"),
     ("sample chains o.npy --start noise --data data.npy", 2, "--data cannot be combined with --start"),
-    ("sample named o.npy --data data.npy", 1, "--data data.npy: the chains of named.*cannot start at samples"),
+    ("sample named o.npy --data data.npy", 1, "--data data.npy is not supported for named.*model with labels"),
     ("sample chains o.npy --data cube.npy", 1, r"samples must have shape \(4, 6\), got \(2, 2\)"),
     ("train data.npy --hidden 2x2 --labels few.npy --out new", 1, "few.npy has 3 labels, but there are 60 samples"),
     ("train data.npy --hidden 2x2 --labels cube.npy --out new", 1, "expected one label per sample"),

@@ -41,7 +41,7 @@ def test_the_model_of_the_report_can_be_played_with(report):
     html, numbers = report
     assert 'href="report-playground.html"' in html
     page = Path(numbers["playground"]).read_text(encoding="utf-8")
-    assert f"{numbers['parameters_generative']:,} learned numbers" in page
+    assert f"{numbers['parameters_generative']:,} parameters" in page
     assert len(page) < 400_000
 
 
@@ -64,6 +64,6 @@ def test_numbers_on_the_page_are_those_of_the_run(report):
     assert f"{numbers['parameters_mvrbm']:,}" in html
     assert numbers["parameters_mvrbm"] == 2 * 25 * 28 + 28 * 28 + 25 * 25
     assert f"{numbers['psnr_denoised']:.1f} dB" in html
-    assert f"{numbers['parameters_generative']:,} numbers" in html
+    assert f"{numbers['parameters_generative']:,} parameters" in html
     assert f"recognizes the requested digit in {100 * numbers['agreement']:.0f} %" in html
     assert f"names {100 * numbers['named_from_half']:.0f} %" in html

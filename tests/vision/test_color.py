@@ -45,5 +45,5 @@ def test_chroma_and_back(dtype, random):
 
 def test_arrays_without_luminance_raise():
     for function in (luminance, to_ycbcr, from_ycbcr):
-        with pytest.raises(ValueError, match=r"\(rows, columns, 3\) of RGB, got shape \(2, 2, 4\)"):
+        with pytest.raises(ValueError, match=r"RGB array of shape \(rows, columns, 3\), got shape \(2, 2, 4\)"):
             function(np.zeros((2, 2, 4)))

@@ -414,13 +414,16 @@ MISTAKES = [
     ("model must be a BoltzmannMachine", {"model": "machine"}),
     ("model must be a BoltzmannMachine", {"model": MMVRBM()}),
     (r"model must have one visible layer, got \['a', 'b'\]", {"model": TWO_LAYERS}),
-    (r"visible layer of matrices of binary or Gaussian units, got bernoulli of shape \(4, 4, 2\)", {"model": ORDER_3}),
-    ("images must be bytes", {"images": GOOD.astype(int)}),
+    (
+        r"two-dimensional visible layer of binary or Gaussian units, got bernoulli of shape \(4, 4, 2\)",
+        {"model": ORDER_3},
+    ),
+    ("images must have dtype uint8 or float", {"images": GOOD.astype(int)}),
     ("images must be gray", {"images": np.zeros((2, 4, 4, 3))}),
     ("images must be gray", {"images": np.zeros((0, 4, 4))}),
     ("images must be finite", {"images": np.full((4, 4), np.nan)}),
-    (r"images must be at least as large as the model's, \(4, 4\), got \(4, 3\)", {"images": np.zeros((4, 3))}),
-    (r"noise must be from 0 \(black\) to 1 \(white\), got 0 to 2", {"images": 2 * np.eye(4)}),
+    (r"images must be no smaller than the visible layer \(4, 4\), got \(4, 3\)", {"images": np.zeros((4, 3))}),
+    (r"noise must have values from 0 to 1, got 0 to 2", {"images": 2 * np.eye(4)}),
     (r"noise must be one of \['salt-and-pepper', 'gaussian'\], got 'pepper'", {"noise": "pepper"}),
     ("level must be positive and below 1", {"level": 0}),
     ("level must be positive and below 1", {"level": 1.0}),
@@ -429,7 +432,7 @@ MISTAKES = [
     ("rounds must be a whole number of at least 1", {"rounds": 0}),
     ("steps must be a whole number of at least 1", {"steps": 0}),
     ("burn_in must be a whole number of at least 0", {"burn_in": -1}),
-    ("stride must be at most 4, the smaller side of a patch, got 5", {"stride": 5}),
+    (r"stride must be at most 4 \(the shorter side of a patch\), got 5", {"stride": 5}),
     ("stride must be a whole number of at least 1, got 0", {"stride": 0}),
     (r"values must be one of \['auto', 'binary', 'gray'\], got 'color'", {"values": "color"}),
 ]  # fmt: skip
@@ -448,7 +451,7 @@ def test_mistakes_raise_with_the_name_of_the_argument(message, wrong):
         ("noise must be one of", {"noise": "snow"}),
         ("level must be at least 0 and at most 1", {"level": 1.5}),
         ("level must be at least 0", {"noise": "gaussian", "level": float("nan")}),
-        ("images must be bytes", {"images": GOOD.astype(int)}),
+        ("images must have dtype uint8 or float", {"images": GOOD.astype(int)}),
     ],
 )
 def test_mistakes_in_making_noise(message, wrong):
@@ -457,7 +460,7 @@ def test_mistakes_in_making_noise(message, wrong):
 
 
 def test_patch_grids_have_to_cover_the_image():
-    with pytest.raises(ValueError, match="stride must be from 1 to the patch's smaller side, 3, got 4"):
+    with pytest.raises(ValueError, match=r"stride must be from 1 to 3 \(shorter side of a patch\), got 4"):
         PatchGrid(1, (9, 9), (3, 4), 4)
     with pytest.raises(ValueError, match="images must be at least as large as a patch"):
         PatchGrid(1, (2, 9), (3, 4), 1)

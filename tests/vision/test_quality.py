@@ -58,10 +58,13 @@ def test_ssim_is_its_definition_at_one_pixel(random):
     [
         ({"protocol": "mine"}, r"protocol must be one of \['literature', 'paper'\], got 'mine'"),
         ({"scale": 5}, "scale must be one of"),
-        ({"truth": np.zeros((10, 12), np.uint8)}, "truth must have the size of the image"),
-        ({"truth": np.zeros((9, 9), np.uint8)}, "truth must have the size of the image"),
-        ({"truth": np.zeros((10, 10))}, "truth must be of the image's type, uint8, got float64"),
-        ({"truth": np.zeros((4, 9), np.uint8), "image": np.zeros((4, 9), np.uint8)}, "larger than the border of 2"),
+        ({"truth": np.zeros((10, 12), np.uint8)}, "truth must have the same size as the image"),
+        ({"truth": np.zeros((9, 9), np.uint8)}, "truth must have the same size as the image"),
+        ({"truth": np.zeros((10, 10))}, r"truth must have the same dtype as the image \(uint8\), got float64"),
+        (
+            {"truth": np.zeros((4, 9), np.uint8), "image": np.zeros((4, 9), np.uint8)},
+            "larger than twice the border of 2",
+        ),
     ],
 )
 def test_arrays_that_cannot_be_compared_raise(change, message):

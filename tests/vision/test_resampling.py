@@ -141,11 +141,15 @@ def test_the_smallest_images():
     [
         (np.zeros((4, 4), np.uint8), 5, "scale must be one of [2, 3, 4], got 5"),
         (np.zeros((4, 4), np.uint8), "2", "scale must be one of [2, 3, 4], got '2'"),
-        (np.zeros((2, 9), np.uint8), 3, "at least 3 x 3 pixels to be reduced, got (2, 9)"),
-        (np.zeros((0, 9), np.uint8), 2, "not empty, got shape (0, 9)"),
+        (np.zeros((2, 9), np.uint8), 3, "at least 3 x 3 pixels, got shape (2, 9)"),
+        (
+            np.zeros((0, 9), np.uint8),
+            2,
+            "must be nonempty and have shape (rows, columns[, channels]), got shape (0, 9)",
+        ),
         (np.zeros(9, np.uint8), 2, "got shape (9,)"),
-        (np.zeros((4, 4), np.int64), 2, "uint8, uint16 or floats, got int64"),
-        (np.zeros((4, 4), bool), 2, "uint8, uint16 or floats, got bool"),
+        (np.zeros((4, 4), np.int64), 2, "uint8, uint16 or float, got int64"),
+        (np.zeros((4, 4), bool), 2, "uint8, uint16 or float, got bool"),
     ],
 )
 def test_arrays_that_cannot_be_resampled_raise_one_line(image, scale, message):

@@ -188,7 +188,7 @@ def test_flat_patches_are_left_out_and_flips_come_in(random):
     assert len(eight.scales) == 8 * len(many.scales)
     with pytest.raises(ValueError, match="all patches are flat"):
         cut_patches([np.full((40, 40), 99, np.uint8)], 2, stage, 10)
-    with pytest.raises(ValueError, match="larger than a patch of 6 x 6 pixels, none of 1 is"):
+    with pytest.raises(ValueError, match=r"at least one image must be as large as a patch \(6 x 6 pixels\)"):
         cut_patches([np.zeros((5, 40), np.uint8)], 2, stage, 10)
 
 
@@ -352,11 +352,11 @@ def test_the_eight_turns_are_eight():
 
 BAD_IMAGES = [
     (np.zeros((4, 4, 2), np.uint8), "image must be gray, RGB or RGBA, got 2 channels"),
-    (np.zeros((4, 4), np.int32), "uint8, uint16 or floats, got int32"),
-    (np.full((4, 4), 1.5), "image of floats must be from 0 to 1, got 1.5 to 1.5"),
-    (np.full((4, 4), -0.1), "image of floats must be from 0 to 1"),
-    (np.full((4, 4), np.nan), "image of floats must be from 0 to 1, got nan"),
-    (np.zeros((0, 4), np.uint8), "not empty, got shape (0, 4)"),
+    (np.zeros((4, 4), np.int32), "uint8, uint16 or float, got int32"),
+    (np.full((4, 4), 1.5), "float images must have values from 0 to 1, got 1.5 to 1.5"),
+    (np.full((4, 4), -0.1), "float images must have values from 0 to 1"),
+    (np.full((4, 4), np.nan), "float images must have values from 0 to 1, got nan"),
+    (np.zeros((0, 4), np.uint8), "must be nonempty and have shape (rows, columns[, channels]), got shape (0, 4)"),
     (np.zeros((2, 4, 4, 3), np.uint8), "got shape (2, 4, 4, 3)"),
 ]
 
@@ -377,8 +377,8 @@ def test_arrays_that_are_not_images_raise_one_line(model, image, message):
         ({"rank": 1.5}, "rank must be a whole number of at least 1, got 1.5"),
         ({"cycles": 0}, "cycles must be a whole number from 1 to 1,000, got 0"),
         ({"back_projection": -1}, "back_projection must be a whole number from 0 to 1,000, got -1"),
-        ({"stride": 9, "patch": 8}, "stride must be at most the patch's side, 8, got 9"),
-        ({"patch": (8, 6)}, "patch must be one number if symmetric is False, got (8, 6)"),
+        ({"stride": 9, "patch": 8}, "stride must be at most 8 (the side length of a patch), got 9"),
+        ({"patch": (8, 6)}, "patch must be a single integer if symmetric is False, got (8, 6)"),
         ({"floor": 0.0}, "floor must be positive and below 1, got 0.0"),
         ({"n_patches": 0}, "n_patches must be a whole number of at least 1, got 0"),
     ],
@@ -393,7 +393,7 @@ def test_invalid_parameters_raise_one_line(setting, message):
     ("setting", "message"),
     [
         ({"cycles": 2}, "cycles must be a whole number from 1 to 1, got 2"),
-        ({"patch": 7}, "patch must be a multiple of the stride, 2, got 7"),
+        ({"patch": 7}, "patch must be a multiple of the stride (2), got 7"),
         (
             {"steps": [TrainingStep("words")]},
             "objective must be one of ['divergence', 'patches', 'images'], got 'words'",
@@ -414,7 +414,7 @@ def test_no_images_and_an_unfitted_model_raise(random):
         SuperResolver().upscale(np.zeros((4, 4), np.uint8))
     with pytest.raises(ValueError, match=r"objective must be one of .*'patches', 'images'.*, got 'words'"):
         a_model().fine_tune([random.random((50, 50))], TrainingStep("words"))
-    with pytest.raises(ValueError, match="images must have at least 18 pixels per side, none of 1 has"):
+    with pytest.raises(ValueError, match="at least one image must have 18 or more pixels on each side"):
         a_model().fine_tune([random.random((10, 50))], TrainingStep("images"))
     with pytest.raises(AttributeError, match="symmetric stages have no plain machine"):
         SuperResolver.pretrained(2, device="cpu").machine_  # noqa: B018
@@ -444,9 +444,9 @@ def test_folders_of_other_models_raise_one_line(tmp_path):
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    assert f"{folder} is a model for scale 3, not for 2" == message_of(scale=2)
+    assert f"{folder} contains a model for scale 3, but scale 2 is required" == message_of(scale=2)
     other = MVRBM((2, 2), n_epochs=1, device="cpu").fit(np.eye(9).reshape(9, 3, 3)).save(tmp_path / "other")
-    assert "does not hold a SuperResolver" in message_of(other)
+    assert "does not contain a SuperResolver" in message_of(other)
     message_of(tmp_path / "nowhere")
     for number, change in enumerate(
         [{"scale": 5}, {"patch": 7}, {"hidden_shape": [4, 3]}, {"color": 1}, {"stride": 9}]

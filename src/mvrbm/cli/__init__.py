@@ -1,8 +1,8 @@
-"""The command ``mvrbm``: the table of its commands and the entry point `main`.
+"""The ``mvrbm`` command: the table of subcommands and the entry point `main`.
 
-Each module holds one group of commands. A command parses its arguments, makes one library call and shows the result.
-Results go to standard output, progress and errors to standard error. Commands import the library when they run, so
-that help and the version appear at once. ``MVRBM_DEBUG=1`` shows the traceback of an error.
+Each module contains one group of commands. A command parses its arguments, makes one library call and prints the
+result. Results go to standard output; progress and errors go to standard error. Commands import the library when they
+run, so that the help and the version appear immediately. Set ``MVRBM_DEBUG=1`` to see the traceback of an error.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from mvrbm.interrupt import INTERRUPTS, exit_code, terminate_in_order
 
 __all__ = ["app", "main"]
 
-# Name, function, and arguments of the example in the help.
+# Name of each command, its function, and the arguments of the example in its help.
 _COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     ("train", train.train, "digits.npy --hidden 25x25 --epochs 20 --out model/"),
     ("info", models.info, "model/"),
@@ -52,7 +52,7 @@ _DATA_COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     ("fetch", data.fetch, "mnist"),
 ]
 _HELP = "Train and use structured Boltzmann machines for array data."
-_DATA_HELP = "List, locate and download the named data sets."
+_DATA_HELP = "List, locate and download the named datasets."
 _SETTINGS: Any = {
     "rich_markup_mode": None,
     "add_completion": False,
@@ -89,13 +89,13 @@ def _top(version: _Version = False) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code.
+    """Run the command-line interface and return the exit code.
 
-    The code is 0 after success, 1 after a failure, 2 for wrong usage, 130 after Ctrl-C and 143 after SIGTERM.
+    The exit code is 0 on success, 1 on failure, 2 for invalid usage, 130 after Ctrl-C and 143 after SIGTERM.
     """
     if "torch" not in sys.modules:
-        # By default, idle OpenMP threads spin while they wait for work. On busy cores this made commands ten times
-        # slower.
+        # By default, idle OpenMP threads spin while they wait for work, which made commands ten times slower on busy
+        # cores.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if args is None else args)
     try:
@@ -107,21 +107,21 @@ def main(args: Sequence[str] | None = None) -> int:
         return complain(str(error), error.code)
     except INTERRUPTS as error:
         return complain("interrupted", exit_code(error))
-    except (BrokenPipeError, SystemExit):  # typer raises SystemExit for a broken pipe
+    except (BrokenPipeError, SystemExit):  # typer raises SystemExit on a broken pipe
         _discard_output()
         return FAILURE
     except Exception as error:
         return _handle(error)
-    if code == exit_code(KeyboardInterrupt()):  # typer handles Ctrl-C itself and returns the code
+    if code == exit_code(KeyboardInterrupt()):  # typer catches Ctrl-C and returns this code
         return complain("interrupted", code)
     return code if isinstance(code, int) else 0
 
 
 def _handle(error: Exception) -> int:
-    """Print one line about an error and return the exit code, or raise the error if it is a bug in this package."""
+    """Print a one-line error message and return the exit code, or re-raise the error if it is a bug in this package."""
     if os.environ.get("MVRBM_DEBUG") == "1":
         raise error
-    if getattr(error, "said_by_main", False):  # the main process of a distributed run prints the message
+    if getattr(error, "said_by_main", False):  # the main process of the distributed run prints the message
         return FAILURE
     described = describe(error)
     if described is None:
@@ -136,7 +136,7 @@ def _discard_output() -> None:
 
 
 def _show_warnings_as_notes() -> None:
-    """Print each warning about the user's data as one line, and ignore all other warnings."""
+    """Print each UserWarning as a one-line note, and ignore all other warnings."""
     warnings.simplefilter("ignore")
     warnings.simplefilter("always", UserWarning)
     # Array files have no column names, even if the model was trained on a table.

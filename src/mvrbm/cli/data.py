@@ -1,15 +1,15 @@
-"""The commands ``mvrbm data``: list, locate and download the named data sets of :mod:`mvrbm.io.datasets`."""
+"""The ``mvrbm data`` commands, which list, locate and download the named datasets in :mod:`mvrbm.io.datasets`."""
 
 import sys
 from typing import Annotated
 
 from mvrbm.cli.options import AsJson, DataDir, argument, show, table
 
-SetName = Annotated[str, argument("NAME", "Name of a data set, such as mnist.")]
+SetName = Annotated[str, argument("NAME", "Name of a dataset, such as mnist.")]
 
 
 def list_sets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """List the named data sets, and whether they are on this machine."""
+    """List the named datasets and show which of them are on this machine."""
     from mvrbm.io import datasets
 
     sets = {}
@@ -23,7 +23,7 @@ def list_sets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 
 def where(name: SetName, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Print the folder of a data set on this machine."""
+    """Print the path of a dataset on this machine."""
     from mvrbm.io import datasets
 
     place = datasets.where(name, data_dir)
@@ -35,7 +35,7 @@ def where(name: SetName, data_dir: DataDir = None, as_json: AsJson = False) -> N
 
 
 def fetch(name: SetName, as_json: AsJson = False) -> None:
-    """Download a data set from its public mirrors into the cache, and verify its checksums."""
+    """Download a dataset from its public mirrors to the cache and verify the checksums."""
     from mvrbm.io import datasets
 
     place = datasets.fetch(name, show_progress=sys.stderr.isatty())

@@ -1,4 +1,4 @@
-"""How errors of a command become one line on standard error and an exit code."""
+"""Conversion of errors to one-line messages on standard error and to exit codes."""
 
 import sys
 from typing import Any, cast
@@ -10,16 +10,17 @@ __all__ = ["FAILURE", "WRONG_USAGE", "CommandLineError", "UsageError", "complain
 FAILURE = 1
 WRONG_USAGE = 2
 
-# Depending on its version, typer contains click or depends on it. BadParameter leads to click's classes in both cases.
+# Depending on its version, typer either bundles click or depends on it. BadParameter derives from click's classes in
+# both cases.
 _usage_error, _click_exception = typer.BadParameter.__mro__[1:3]
-#: Wrong usage of a command. The exit code is 2.
+#: Invalid usage of a command. The exit code is 2.
 UsageError = cast("type[Exception]", _usage_error)
-#: Any error that is raised while parsing the command line.
+#: Base class of all errors raised while parsing the command line.
 CommandLineError = cast("type[Exception]", _click_exception)
 
 
 def describe(error: Exception) -> tuple[str, int] | None:
-    """Return the message and the exit code of an error, or None for a bug in this package."""
+    """Return the message and the exit code for an error, or None if it is a bug in this package."""
     if isinstance(error, CommandLineError):
         code = WRONG_USAGE if isinstance(error, UsageError) else FAILURE
         return _describe_usage(error), code
@@ -28,7 +29,7 @@ def describe(error: Exception) -> tuple[str, int] | None:
 
 
 def _describe_usage(error: Any) -> str:
-    message = str(error.format_message()).replace("Value error, ", "")  # a phrase of pydantic, which typer uses
+    message = str(error.format_message()).replace("Value error, ", "")  # a prefix that pydantic adds
     given = _rejected_value(error)
     if given is not None and given not in message:
         message += f", got {given}"
@@ -37,7 +38,7 @@ def _describe_usage(error: Any) -> str:
 
 
 def _rejected_value(error: Exception) -> str | None:
-    """Return the value of an option that pydantic rejected, if its message does not contain the value."""
+    """Return the option value that pydantic rejected, or None if the error does not come from pydantic."""
     cause: Any = error.__cause__
     if not hasattr(cause, "errors"):
         return None
@@ -45,7 +46,7 @@ def _rejected_value(error: Exception) -> str | None:
 
 
 def _describe_failure(error: Exception) -> str | None:
-    """Return the message for an error of data, files or memory, or None for a bug in this package."""
+    """Return the message for an error caused by data, files or memory, or None if it is a bug in this package."""
     from mvrbm.errors import MVRBMError
 
     text = str(error)
@@ -54,13 +55,13 @@ def _describe_failure(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in text:
         return "out of memory: use a smaller model, batch or input"
     if isinstance(error, RuntimeError) and any(word in text.lower() for word in ("gloo", "nccl")):
-        return "another process of this training run failed or does not respond: see its own message"
+        return "another process of this training run failed or is not responding: see the message of that process"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return text if isinstance(error, (ValueError, OSError)) else None
 
 
 def complain(reason: str, code: int) -> int:
-    """Print a reason as one line on standard error, and return the exit code."""
+    """Print an error message as one line on standard error and return the exit code."""
     print(f"error: {' '.join(reason.split())}", file=sys.stderr)
     return code

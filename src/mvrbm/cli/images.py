@@ -1,4 +1,4 @@
-"""Commands for pictures: denoise, denoise-train, repair, superres and superres-train."""
+"""Commands for images: denoise, denoise-train, repair, superres and superres-train."""
 
 import contextlib
 import sys
@@ -25,40 +25,47 @@ Configuration = StrEnum("Configuration", {"STAGES": "stages", "FINE_TUNED": "fin
 DenoiserKind = StrEnum("DenoiserKind", ["COLOR", "GRAY", "SALT", "JPEG"])
 
 _MODEL_HELP = (
-    "Folder of a model that denoise-train wrote, or of a machine trained on similar clean images. Default: the weights "
-    "for photographs that come with mvrbm."
+    "Folder of a photo denoiser written by denoise-train, or of a model trained on similar clean images. Default: the "
+    "photo denoiser that comes with mvrbm."
 )
-_NOISE_HELP = "Kind of noise. Default: estimated; salt-and-pepper if --model is a machine."
+_NOISE_HELP = "Type of noise. Default: detected for photographs, salt-and-pepper with --model."
 _LEVEL_HELP = (
-    "Fraction of corrupted pixels, or standard deviation of Gaussian noise as a fraction of white. Default: estimated."
+    "Fraction of corrupted pixels, or standard deviation of Gaussian noise as a fraction of the white level. Default: "
+    "estimated."
 )
-_METHOD_HELP = "Inference with a machine. Default: mean-field."
-_ROUNDS_HELP = "Mean-field iterations with a machine. Default: 5."
-_STEPS_HELP = "Gibbs steps to average over with a machine. Default: 100."
-_BURN_IN_HELP = "Gibbs steps before averaging with a machine. Default: 20."
-_STRIDE_HELP = "Pixels from patch to patch, for images larger than those of a machine. Default: a quarter of its size."
-_ENSEMBLE_HELP = "Average over flips and rotations, which takes eight times as long. For models of one machine."
-_CLEANUP_HELP = "Enlarge the picture without removing noise and JPEG artifacts first."
-_STRENGTH_HELP = "Factor for the estimated amount of noise and JPEG artifacts to remove. Default: 1."
-_JPEG_HELP = "JPEG quality with which the picture was once compressed. Default: read from a JPEG file."
+_METHOD_HELP = "Inference method. Only for a --model that is not a photo denoiser. Default: mean-field."
+_ROUNDS_HELP = "Number of mean-field iterations. Default: 5."
+_STEPS_HELP = "Number of Gibbs steps to average over. Default: 100."
+_BURN_IN_HELP = "Number of Gibbs steps before averaging. Default: 20."
+_STRIDE_HELP = (
+    "Distance between patches in pixels, for images larger than the model's training images. Default: a quarter of the "
+    "shorter side of a training image."
+)
+_ENSEMBLE_HELP = (
+    "Average over flips and rotations, which takes eight times as long. Only for models with a single machine."
+)
+_CLEANUP_HELP = "Enlarge the image without removing noise and JPEG artifacts first."
+_STRENGTH_HELP = "Factor by which to scale the estimated level of noise and JPEG artifacts to remove. Default: 1."
+_JPEG_HELP = "JPEG quality of an earlier compression of the image. Default: read from IN if it is a JPEG file."
 _CONFIGURATION_HELP = (
     "stages: the architecture of the shipped weights. fine-tuned: one machine, trained by contrastive divergence and "
     "backpropagation. paper: the paper's machine, trained by contrastive divergence."
 )
-_PATCH_HELP = "Side of a patch of the enlarged picture. Repeat the option for several stages."
-_SHAPE_HELP = "Shape of the hidden layer of each stage, such as 24x24."
+_PATCH_HELP = "Side length of a patch in the enlarged image. Repeat the option to use several stages."
+_SHAPE_HELP = "Shape of the hidden layer in each stage, such as 24x24."
 _RANK_HELP = "Number of Kronecker products in each coupling."
-_PATCHES_HELP = "Patches for contrastive divergence. Default: 10000. Not for stages."
-_EPOCHS_HELP = "Epochs of contrastive divergence. Default: those of the recipe. Not for stages."
-_RECIPE_HELP = "Recipe of contrastive divergence. Default: default. Not for stages."
+_PATCHES_HELP = "Number of patches for contrastive divergence. Not for stages. Default: 10000."
+_EPOCHS_HELP = "Number of epochs of contrastive divergence. Not for stages. Default: set by the recipe."
+_RECIPE_HELP = "Training recipe for contrastive divergence. Not for stages. Default: default."
 _TUNING_PATCHES_HELP = (
-    "Patches for backpropagation through single patches; 0 skips this step. Default: 100000, or 0 for paper."
+    "Number of patches for backpropagation through individual patches, or 0 to skip this step. Default: 100000, or 0 "
+    "for paper."
 )
 _TUNING_CROPS_HELP = (
-    "Crops for backpropagation through whole pictures; 0 skips this step. More crops and epochs are better and take "
-    "longer. Default: 2000, or 0 for a single machine."
+    "Number of crops for backpropagation through whole images, or 0 to skip this step. More crops and epochs give "
+    "better results but take longer. Default: 2000, or 0 for a single machine."
 )
-_TUNING_EPOCHS_HELP = "Epochs of backpropagation over these patches and crops. Default: 15 for patches, 6 for crops."
+_TUNING_EPOCHS_HELP = "Number of epochs of backpropagation. Default: 15 for patches, 6 for crops."
 
 
 # -- denoising --------------------------------------------------------------------------------------
@@ -82,10 +89,11 @@ def denoise(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Remove noise from a photograph, or from images similar to those that a machine was trained on.
+    """Remove noise from a photograph, or from images similar to a model's training images.
 
-    A .npy file with two axes is one image. Without --model, so is one whose third axis has 3 or 4 color channels.
-    Color pictures stay in color. With a machine, their channels are three images with one noise level.
+    Without --model, or if --model is a photo denoiser, INPUT is one photograph: an image file, or a .npy file of shape
+    HxW, HxWx3 or HxWx4. With any other model, INPUT may contain several gray images, and the channels of a color image
+    are denoised as three images with the same noise level.
     """
     opt.check_out(out, force)
     inference: Any = {"method": method, "rounds": rounds, "steps": steps, "burn_in": burn_in}
@@ -136,7 +144,7 @@ def denoise(
 def _denoise_photograph(
     source: str, out: Path, noise: NoiseKind | None, level: float | None, device: str, force: bool, as_json: bool
 ) -> None:
-    """Denoise a picture with the weights that come with the package."""
+    """Denoise a photograph with the weights that come with the package."""
     from mvrbm.vision import denoise_photograph, estimate_noise, estimate_salt
 
     picture = _read_photograph(source, out, force)
@@ -156,7 +164,7 @@ def _denoise_photograph(
 def _denoise_with(
     model: "PhotoDenoiser", source: str, out: Path, level: float | None, force: bool, as_json: bool
 ) -> None:
-    """Denoise a picture with a trained photo denoiser."""
+    """Denoise a photograph with a trained photo denoiser."""
     from mvrbm.vision import estimate_noise, jpeg_level
 
     picture = _read_photograph(source, out, force)
@@ -174,7 +182,7 @@ def _denoise_with(
 
 
 def _read_photograph(source: str, out: Path, force: bool) -> "Picture":
-    """Read a picture, or a .npy file with one picture, and check the output file."""
+    """Read a photograph from an image file or a .npy file, and validate the output path."""
     from mvrbm.io.arrays import read_array
     from mvrbm.io.atomic import check_output
     from mvrbm.io.pictures import FORMATS, Picture, check_format, read_picture
@@ -183,10 +191,10 @@ def _read_photograph(source: str, out: Path, force: bool) -> "Picture":
     to_array = opt.is_array(out)
     check_output(out, force, (".npy", *FORMATS))
     if opt.is_array(Path(source)):
-        pixels = read_array(source).copy()  # PyTorch warns of read-only arrays
+        pixels = read_array(source).copy()  # PyTorch warns about read-only arrays
         if pixels.ndim != 2 and (pixels.ndim != 3 or pixels.shape[2] not in (3, 4)):
-            wanted = "a photograph has 2 axes, or a third one of 3 or 4 colors; several images need --model"
-            raise ValueError(f"{source} has shape {pixels.shape}: {wanted}")
+            wanted = "a photograph must have shape (H, W), (H, W, 3) or (H, W, 4)"
+            raise ValueError(f"{source} has shape {pixels.shape}: {wanted}. Use --model to denoise several images")
         pixels = check_image(pixels, unit_range=True)
         picture = Picture(pixels if to_array or pixels.dtype.kind == "u" else to_dtype(pixels, "uint8"))
     else:
@@ -199,7 +207,7 @@ def _read_photograph(source: str, out: Path, force: bool) -> "Picture":
 def _write_photograph(
     out: Path, picture: "Picture", clean: Any, force: bool, as_json: bool, noise: str, level: float, origin: str
 ) -> None:
-    """Write a denoised picture, and show its size and the noise."""
+    """Write a denoised photograph and print its size and the noise level."""
     from mvrbm.io.arrays import write_output
     from mvrbm.io.pictures import write_picture
 
@@ -214,7 +222,7 @@ def _write_photograph(
 
 
 def _in_color(source: str) -> "Picture | None":
-    """Read a picture file as bytes if it has colors; return None otherwise."""
+    """Read an image file with 8 bits per channel, or return None if it is not a color image."""
     from mvrbm.io.formats import IMAGE_SUFFIXES
     from mvrbm.io.pictures import read_picture
 
@@ -228,11 +236,11 @@ def _in_color(source: str) -> "Picture | None":
 
 
 def denoise_train(
-    folder: Annotated[Path, opt.argument("FOLDER", "A folder of clean pictures.")],
+    folder: Annotated[Path, opt.argument("FOLDER", "Folder of clean images.")],
     out: opt.ModelOut,
     kind: Annotated[
         DenoiserKind,
-        typer.Option(help="Gaussian noise on color or gray pictures, salt-and-pepper noise, or JPEG artifacts."),
+        typer.Option(help="Type of noise: Gaussian on color or gray images, salt-and-pepper, or JPEG artifacts."),
     ] = DenoiserKind.COLOR,
     tuning_crops: Annotated[int | None, opt.new(_TUNING_CROPS_HELP, min=0)] = None,
     tuning_epochs: Annotated[int | None, opt.new(_TUNING_EPOCHS_HELP, min=1)] = None,
@@ -242,10 +250,11 @@ def denoise_train(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Train a photo denoiser on a folder of clean pictures, for `mvrbm denoise --model`.
+    """Train a photo denoiser on a folder of clean images, for use with `mvrbm denoise --model`.
 
-    The model has the architecture of the weights that come with mvrbm. Pictures may differ in size and type. Ctrl-C or
-    SIGTERM ends training after the current batch and saves the model; the same command with --checkpoints resumes it.
+    The model has the same architecture as the photo denoiser that comes with mvrbm. Images may differ in size and type.
+    Ctrl-C or SIGTERM stops training after the current batch and saves the model. If you use --checkpoints, running the
+    same command again with --force resumes training.
     """
     opt.check_model_out(out, force)
     from mvrbm.vision import PhotoDenoiser
@@ -262,14 +271,14 @@ def denoise_train(
 
 
 def repair(
-    source: Annotated[Path, opt.argument("IN", "A photograph.")],
+    source: Annotated[Path, opt.argument("IN", "Image file with a photograph.")],
     out: Annotated[Path, opt.argument("OUT", "A .png, .jpg, .tif, .webp or .bmp file.")],
-    mask: Annotated[Path, opt.new("A picture of the same size that is white where pixels are to be filled.")],
+    mask: Annotated[Path, opt.new("Image of the same size that is white at the pixels to fill in.")],
     device: opt.Where = opt.Device.AUTO,
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Fill scratches or text on a photograph."""
+    """Fill in scratches or text on a photograph."""
     import numpy as np
 
     from mvrbm.io.atomic import check_output
@@ -292,7 +301,7 @@ def repair(
 
 @contextlib.contextmanager
 def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar, and yield a function that takes the number of finished parts and their total."""
+    """Show a progress bar, and yield a function to call with the number of finished parts and the total number."""
     from tqdm import tqdm
 
     with tqdm(desc=name, unit="part", file=sys.stderr, disable=None, leave=False, delay=0.5) as bar:
@@ -308,10 +317,10 @@ def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def superres(
-    source: Annotated[Path, opt.argument("IN", "A picture.")],
+    source: Annotated[Path, opt.argument("IN", "An image file.")],
     out: Annotated[Path, opt.argument("OUT", "A .png, .jpg, .tif, .webp or .bmp file.")],
-    scale: Annotated[Scale | None, opt.new("Enlargement of each side. Default: that of the model, or 2.")] = None,
-    model_folder: Annotated[Path | None, opt.new("Folder that superres-train wrote.", "--model")] = None,
+    scale: Annotated[Scale | None, opt.new("Enlargement factor for each side. Default: set by --model, or 2.")] = None,
+    model_folder: Annotated[Path | None, opt.new("Folder written by superres-train.", "--model")] = None,
     self_ensemble: Annotated[bool, opt.new(_ENSEMBLE_HELP, "--self-ensemble")] = False,
     no_cleanup: Annotated[bool, opt.new(_CLEANUP_HELP, "--no-cleanup")] = False,
     jpeg: Annotated[int | None, opt.new(_JPEG_HELP, min=1, max=100)] = None,
@@ -320,10 +329,10 @@ def superres(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Enlarge a picture: gray or color, 8 or 16 bits, with or without transparency.
+    """Enlarge a gray or color image with 8 or 16 bits per channel, with or without transparency.
 
-    Estimated noise and JPEG artifacts are removed first. The result is upright, and keeps the ICC profile and the EXIF
-    data.
+    The command first estimates and removes noise and JPEG artifacts. It applies the EXIF orientation, and keeps the ICC
+    profile and the EXIF data.
     """
     if model_folder is None:
         opt.check_absent("has no effect without --model", self_ensemble=self_ensemble or None)
@@ -357,7 +366,7 @@ def superres(
 
 
 def _jpeg_table(path: Path) -> list[int] | None:
-    """Return the luminance quantization table of a JPEG file, None for other files."""
+    """Return the luminance quantization table of a JPEG file, or None for other files."""
     from PIL import Image
 
     with Image.open(path) as image:
@@ -366,7 +375,7 @@ def _jpeg_table(path: Path) -> list[int] | None:
 
 
 def _jpeg_quality(path: Path) -> int | None:
-    """Return the quality of a JPEG file, None for other files."""
+    """Return the quality setting of a JPEG file, or None for other files."""
     from mvrbm.vision.degradation import jpeg_quality
 
     table = None if opt.is_array(path) else _jpeg_table(path)
@@ -374,9 +383,9 @@ def _jpeg_quality(path: Path) -> int | None:
 
 
 def superres_train(
-    folder: Annotated[Path, opt.argument("FOLDER", "A folder of pictures.")],
+    folder: Annotated[Path, opt.argument("FOLDER", "Folder of images.")],
     out: opt.ModelOut,
-    scale: Annotated[Scale, typer.Option(help="Enlargement of each side.")] = Scale.TWO,
+    scale: Annotated[Scale, typer.Option(help="Enlargement factor for each side.")] = Scale.TWO,
     configuration: Annotated[Configuration, typer.Option(help=_CONFIGURATION_HELP)] = Configuration.STAGES,
     patch: Annotated[list[int] | None, opt.new(_PATCH_HELP, min=1)] = None,
     hidden: Annotated[opt.Shape | None, opt.new(_SHAPE_HELP, **opt.SHAPE)] = None,
@@ -394,13 +403,13 @@ def superres_train(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Train super-resolution on a folder of pictures, for `mvrbm superres --model`.
+    """Train a super-resolution model on a folder of images, for use with `mvrbm superres --model`.
 
-    Pictures may differ in size and type. Ctrl-C or SIGTERM ends training after the current batch and saves the model;
-    the same command with --checkpoints resumes it.
+    Images may differ in size and type. Ctrl-C or SIGTERM stops training after the current batch and saves the model. If
+    you use --checkpoints, running the same command again with --force resumes training.
     """
     if hidden is not None and len(hidden) != 2:
-        raise typer.BadParameter(f"{hidden} has {len(hidden)} axes, 2 are required", param_hint="'--hidden'")
+        raise typer.BadParameter(f"{hidden} has {len(hidden)} axes, but 2 are required", param_hint="'--hidden'")
     if configuration is Configuration.STAGES:
         reason = "has no effect with --configuration stages"
         opt.check_absent(reason, patches=patches, epochs=epochs, recipe=recipe)
@@ -429,9 +438,10 @@ def superres_train(
 def _resized(
     steps: "tuple[TrainingStep, ...]", patches: int | None, crops: int | None, epochs: int | None
 ) -> "tuple[TrainingStep, ...]":
-    """Return training steps with other numbers of patches, crops and epochs. Steps without samples are left out.
+    """Return training steps with the given numbers of patches, crops and epochs.
 
-    A number of patches or crops adds the step if there is none.
+    A number of 0 removes the corresponding step. A positive number adds the step if it is missing. If None, the number
+    in the given steps is kept.
     """
     import dataclasses
 
@@ -462,7 +472,10 @@ def _fit_and_save(
     words: str,
     as_json: bool,
 ) -> None:
-    """Train a model and save it, also after an interruption, and show its size and the time."""
+    """Train a model, save it, and print its size and the training time.
+
+    If training is interrupted, the model trained so far is saved.
+    """
     began = time.perf_counter()
     cause = None
     try:

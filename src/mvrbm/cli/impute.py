@@ -1,4 +1,4 @@
-"""The command ``mvrbm impute``: learn from data with missing entries, and fill them in."""
+"""The ``mvrbm impute`` command, which learns from data with missing entries and fills them in."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,13 +6,13 @@ from typing import Annotated, Any
 from mvrbm.cli import options as opt
 
 _OUT_HELP = "A .npy file, an image file for a contact sheet, or a .csv file if INPUT is a table."
-_TRAIN_HELP = "Data to train on, in the same form as INPUT. It may have missing entries too."
+_TRAIN_HELP = "Training data, in the same format as INPUT. It may have missing entries too."
 _MODEL_HELP = "Use the saved imputer in this folder instead of training one."
-_DEVIATIONS_HELP = "Also write the standard deviation of every missing entry to a .npy file."
-_CATEGORICAL_HELP = "Numeric columns to treat as categorical. Text columns always are."
+_DEVIATIONS_HELP = "Also write the standard deviation of each missing entry to this .npy file."
+_CATEGORICAL_HELP = "Numeric columns to treat as categorical. Text columns are always categorical."
 _AXES_HELP = "Number of leading axes that index samples."
 _AXES_DEFAULT = "chosen on held-out entries"
-# The command points out numeric columns with at most this many distinct whole numbers: they may be categories.
+# The command lists numeric columns with at most this many distinct whole numbers, because they may be categorical.
 _FEW_VALUES = 10
 
 
@@ -34,7 +34,7 @@ def impute(
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Fill in missing entries with their means given the known entries.
+    """Fill in missing entries with their expected values given the known entries.
 
     Missing entries are NaN in arrays and empty fields in tables.
     """
@@ -42,7 +42,7 @@ def impute(
     opt.check_not_training(model_folder, train=train, save=save, **settings)
     is_table = out.suffix == ".csv"
     if categorical is not None and not is_table:
-        raise ValueError(f"--categorical needs a table as INPUT and a .csv file as OUT, got {out}")
+        raise ValueError(f"--categorical requires a table as INPUT and a .csv file as OUT, got {out}")
     _check_outputs(out, deviations, save, force)
     samples = opt.chosen(_read(source, data_dir, is_table, categorical), rows, source)
     training = samples if train is None else _read(train, data_dir, is_table, categorical)
@@ -80,7 +80,7 @@ def impute(
 
 
 def _check_outputs(out: Path, deviations: Path | None, save: Path | None, force: bool) -> None:
-    """Raise ValueError, before any work is done, if an output cannot be written."""
+    """Raise ValueError, before training starts, if an output cannot be written."""
     from mvrbm.io.atomic import check_output
 
     if out.suffix == ".csv":
@@ -94,7 +94,7 @@ def _check_outputs(out: Path, deviations: Path | None, save: Path | None, force:
 
 
 def _read(source: str, data_dir: Path | None, is_table: bool, categorical: str | None) -> Any:
-    """Read an array, or a table whose columns named in ``"a,b"`` are categorical."""
+    """Read an array or a table. The table columns named in `categorical` (``"a,b"``) become categorical."""
     if not is_table:
         return opt.read(source, data_dir)
     from mvrbm.io.arrays import split_key
@@ -102,13 +102,13 @@ def _read(source: str, data_dir: Path | None, is_table: bool, categorical: str |
 
     path, columns = split_key(source)
     if not path.name.endswith(TABLES):
-        raise ValueError(f"a .csv file as OUT needs a table as INPUT ({', '.join(TABLES)}), got {source}")
+        raise ValueError(f"a .csv file as OUT requires a table as INPUT ({', '.join(TABLES)}), got {source}")
     frame = read_table(path, columns)
     names = [] if categorical is None else categorical.split(",")
     unknown = [name for name in names if name not in frame.columns]
     if unknown:
-        raise ValueError(f"--categorical names the column '{unknown[0]}', but {source} has only {list(frame.columns)}")
-    # pandas reads whole numbers as floats if some of them are missing.
+        raise ValueError(f"--categorical: {source} has no column '{unknown[0]}', only {list(frame.columns)}")
+    # pandas reads whole numbers as floats if some are missing.
     return frame.assign(**{name: frame[name].convert_dtypes().astype("category") for name in names})
 
 
@@ -127,7 +127,7 @@ def _write_table(out: Path, imputer: Any, table: Any, as_json: bool, details: di
 
 
 def _treatment_of_columns(table: Any, filled: Any) -> dict[str, list[str]]:
-    """Return the columns whose treatment may surprise a user, grouped by treatment."""
+    """Group the columns whose treatment may surprise a user by how they were treated."""
     numeric = table.select_dtypes("number").columns
     kept = numeric.intersection(filled.columns, sort=False)
     return {

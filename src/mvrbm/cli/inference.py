@@ -1,6 +1,6 @@
 """Commands that apply a saved model: transform, score, predict, likelihood, reconstruct, sample and inpaint.
 
-Each command calls the method of the estimator with the same name, and works for every model that has this method.
+Each command calls the corresponding method of the estimator and works for every model that has this method.
 """
 
 from collections.abc import Callable
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 Half = StrEnum("Half", ["LEFT", "RIGHT", "TOP", "BOTTOM"])
 Start = StrEnum("Start", ["CHAINS", "NOISE"])
 
-_START_IN_WORDS = {Start.CHAINS: "the chains of training", Start.NOISE: "noise"}
+_START_IN_WORDS = {Start.CHAINS: "the training chains", Start.NOISE: "noise"}
 _CHAINS_HELP = "Number of annealing chains in each direction."
-_TEMPERATURES_HELP = "Number of annealing temperatures. More of them narrow the interval."
+_TEMPERATURES_HELP = "Number of annealing temperatures. More temperatures give a narrower interval."
 _RECONSTRUCT_STEPS_HELP = "Number of mean-field passes up and down."
-_LABEL_HELP = "Draw samples of this class. Needs a model that was trained with --labels."
-_MEANS_HELP = "Write the means of the visible units, or draws from them."
+_LABEL_HELP = "Draw samples of this class. Requires a model trained with --labels."
+_MEANS_HELP = "Whether to write the means of the visible units or draws from their distribution."
 _MEANS_DEFAULT = "means for images, draws for .npy"
 _START_HELP = "Initial state of the Gibbs chains."
-_START_DEFAULT = "the saved chains of training, or else noise"
-_DATA_HELP = "Start the Gibbs chains at these samples. Takes the same values as INPUT of train."
-_MASK_HELP = "Array file or image, true where entries are known; one mask for all samples, or one per sample."
-_HIDE_HELP = "Fill in this half of every sample."
+_START_DEFAULT = "the saved training chains if available, otherwise noise"
+_DATA_HELP = "Start the Gibbs chains at these samples. Accepts the same formats as INPUT of mvrbm train."
+_MASK_HELP = "Array file or image that is true where entries are known. One mask for all samples, or one per sample."
+_HIDE_HELP = "Fill in this half of each sample."
 
-# Fields of an estimated log-likelihood that the JSON result contains.
+# Attributes of the log-likelihood estimate to include in the JSON result.
 _LIKELIHOOD_FIELDS = ("mean", "forward", "reverse", "lower", "upper", "bounds")
 
 
 def _row_command(command: str, method: str, description: str) -> Callable[..., None]:
-    """Build a command that writes one row per sample, computed by a method of the estimator."""
+    """Build a command that calls a method of the estimator and writes its result, one row per sample."""
 
     def run(
         model_folder: opt.ModelFolder,
@@ -77,9 +77,9 @@ def likelihood(
     data_dir: opt.DataDir = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Estimate the mean log-likelihood of samples, in nats, with an interval.
+    """Estimate the mean log-likelihood of samples in nats, with an interval.
 
-    The ends of the interval come from annealed importance sampling in both directions.
+    The two ends of the interval are estimated by forward and reverse annealed importance sampling.
     """
     model = opt.load_model(model_folder, device, "log_likelihood", seed)
     found = model.log_likelihood(opt.read(source, data_dir, rows), n_chains=chains, n_steps=temperatures)
@@ -109,7 +109,7 @@ def sample(
     model_folder: opt.ModelFolder,
     out: opt.ImagesOut,
     n: Annotated[int, typer.Option("-n", "--number", min=1, help="Number of samples to draw.")] = 100,
-    steps: Annotated[int, typer.Option(min=1, help="Number of Gibbs steps of each chain.")] = 1000,
+    steps: Annotated[int, typer.Option(min=1, help="Number of Gibbs steps per chain.")] = 1000,
     label: Annotated[str | None, opt.new(_LABEL_HELP)] = None,
     means: Annotated[bool | None, opt.new(_MEANS_HELP, "--means/--draws", default=_MEANS_DEFAULT)] = None,
     start: Annotated[Start | None, opt.new(_START_HELP, default=_START_DEFAULT)] = None,
@@ -129,7 +129,7 @@ def sample(
     if label is not None and not labeled:
         raise ValueError(f"--label {label}: {model_folder} has no labels; train a model with --labels")
     if data is not None and labeled:
-        raise ValueError(f"--data {data}: the chains of {model_folder}, a model with labels, cannot start at samples")
+        raise ValueError(f"--data {data} is not supported for {model_folder}, which is a model with labels")
     init, origin = _initial_states(model, n, start, data, data_dir)
     mean = not opt.is_array(out) if means is None else means
     of_label = {} if label is None else {"label": label}
@@ -145,7 +145,7 @@ def sample(
 def _initial_states(
     model: Any, n: int, start: Start | None, data: str | None, data_dir: Path | None
 ) -> "tuple[Start | NDArray[Any], str]":
-    """Return the argument `init` of the method `sample`, and its description."""
+    """Return the `init` argument for the `sample` method, and its description."""
     if data is not None:
         states = opt.read(data, data_dir)
         return states.take(range(n), 0, mode="wrap"), data
@@ -170,14 +170,14 @@ def inpaint(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Fill in missing entries of samples, given their known entries.
+    """Fill in the missing entries of samples, given their known entries.
 
-    Mark the missing entries with one of --mask, --hide and --missing-nan.
+    Specify the missing entries with exactly one of --mask, --hide and --missing-nan.
     """
     given = opt.given_options(mask=mask, hide=hide, missing_nan=missing_nan or None)
     if len(given) != 1:
         got = " and ".join(given) or "none of them"
-        raise UsageError(f"mark missing entries with one of --mask, --hide and --missing-nan, got {got}")
+        raise UsageError(f"specify missing entries with one of --mask, --hide and --missing-nan, got {got}")
     opt.check_out(out, force)
     from mvrbm.io.arrays import read_samples
 
@@ -194,7 +194,7 @@ def inpaint(
 
 
 def _read_mask(path: Path, shape: tuple[int, ...], n: int, rows: slice | None) -> "NDArray[Any]":
-    """Read a mask of one sample, or of all n samples, of which `rows` are chosen."""
+    """Read a mask for a single sample, or the masks for `rows` of n samples."""
     from mvrbm.io.arrays import read_mask
 
     known = read_mask(path, (n, *shape))
@@ -202,7 +202,7 @@ def _read_mask(path: Path, shape: tuple[int, ...], n: int, rows: slice | None) -
 
 
 def _known_entries(samples: Any, shape: tuple[int, ...], hide: Half | None, source: str) -> "NDArray[Any]":
-    """Return a mask of the entries that are not in the hidden half, or not NaN if no half is hidden."""
+    """Return a mask of the known entries: all entries outside the half `hide`, or all non-NaN entries if it is None."""
     from mvrbm.io.arrays import half_mask, known_entries
 
     if hide is not None:

@@ -1,4 +1,4 @@
-"""Commands about a saved model as a whole: info and export."""
+"""Commands that describe or export a saved model: info and export."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -10,8 +10,8 @@ from mvrbm.cli.options import AsJson, Force, ModelFolder, argument, show, table,
 
 ExportMethod = StrEnum("ExportMethod", ["TRANSFORM", "RECONSTRUCT", "PREDICT_PROBA"])
 
-_METHOD_HELP = "Method that the file computes."
-# Parts of a machine's configuration that the JSON result contains.
+_METHOD_HELP = "Method to export."
+# Parts of a machine's configuration to include in the JSON result.
 _PARTS = ("visible", "hidden", "couplings")
 
 
@@ -23,7 +23,7 @@ def info(model_folder: ModelFolder, as_json: AsJson = False) -> None:
     from mvrbm.training.checkpoints import newest
 
     place = find(model_folder)
-    folder = newest(place) or place  # the newest checkpoint, if the folder holds checkpoints
+    folder = newest(place) or place  # the most recent checkpoint, if the folder contains checkpoints
     loaded = mvrbm.load(folder, "cpu")
     model = getattr(loaded, "machine", loaded)  # a checkpoint loads as a trainer, which has a machine
     kind = type(model).__name__
@@ -50,7 +50,7 @@ def info(model_folder: ModelFolder, as_json: AsJson = False) -> None:
 
 
 def _layer_rows(machines: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return one row for each layer and coupling. Machines of a stack are numbered."""
+    """Return one table row per layer and coupling. The machines in a stack are numbered."""
     rows = []
     for number, machine in enumerate(machines, 1):
         prefix = "" if len(machines) == 1 else f"{number}: "
@@ -61,7 +61,7 @@ def _layer_rows(machines: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _in_words(part: dict[str, Any]) -> str:
-    """Describe a unit or a coupling by its name, its shape, and its numeric settings and enabled flags."""
+    """Describe a unit or a coupling by its name, shape, integer settings and enabled flags."""
     words = [str(part.get("unit") or part["coupling"])]
     if "shape" in part:
         words.append(times(part["shape"]))
@@ -78,7 +78,8 @@ def export(
 ) -> None:
     """Export one method of a model to an ONNX file.
 
-    Before it is written, onnxruntime runs the file, and its results are compared with those of the model.
+    Before writing the file, the command runs the exported model with onnxruntime and compares its results with the
+    original model.
     """
     import mvrbm
     from mvrbm.export import OPSET, to_onnx

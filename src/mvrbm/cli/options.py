@@ -1,7 +1,8 @@
-"""Everything that several commands share.
+"""Options and helpers shared by several commands.
 
 The first part declares the options that have the same name and meaning in every command. The second part checks
-options, loads models, reads samples and shows results. Options of a single command are declared next to it.
+options, loads models, reads samples and prints results. Options used by only one command are declared next to that
+command.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ if TYPE_CHECKING:
 # -- declaring options ------------------------------------------------------------------------------
 
 Device = StrEnum("Device", ["AUTO", "CPU", "CUDA"])
-# The names of mvrbm.training.RECIPES, repeated here because importing that module imports PyTorch.
+# Names of the recipes in mvrbm.training.RECIPES, repeated here because importing that module imports PyTorch.
 Recipe = StrEnum("Recipe", ["DEFAULT", "GENERATIVE", "PAPER"])
 
-# Shapes with more entries than this are rejected while parsing the command line.
+# Maximum number of entries in a shape given on the command line.
 _MAX_ENTRIES = 2**31
 
 
 class Shape(tuple[int, ...]):
-    """A shape that is written as 25x25."""
+    """Shape that is printed as 25x25."""
 
     def __str__(self) -> str:
         return times(self)
 
 
 def times(shape: Iterable[int]) -> str:
-    """Format a shape, such as ``25x25``."""
+    """Format a shape as ``25x25``."""
     return "x".join(map(str, shape))
 
 
 def parse_shape(value: str | Shape) -> Shape:
-    """Parse a shape, such as ``25x25``."""
+    """Parse a shape such as ``25x25``."""
     text = str(value)
     if not re.fullmatch(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", text):
         raise typer.BadParameter(f"{text!r} is not a shape such as 25x25")
@@ -59,7 +60,7 @@ def parse_shape(value: str | Shape) -> Shape:
 
 
 def parse_rows(value: str | slice) -> slice:
-    """Parse a number of samples, such as ``100``, or a slice, such as ``100:200``."""
+    """Parse a number of samples such as ``100``, or a slice such as ``100:200``."""
     if isinstance(value, slice):
         return value
     if not re.fullmatch(r"[0-9]{1,12}|[0-9]{0,12}:[0-9]{0,12}(:[0-9]{0,12})?", value) or value in ("0", ":0"):
@@ -70,12 +71,12 @@ def parse_rows(value: str | slice) -> slice:
     return slice(*parts)
 
 
-#: Settings of an option whose value is a shape.
+#: Settings for an option whose value is a shape.
 SHAPE: Any = {"parser": parse_shape, "metavar": "SHAPE"}
 
 
 def new(help_text: str, *names: str, default: str | bool = False, **settings: Any) -> Any:
-    """Declare an option. `default` describes the value that applies without the option, if the help should say so."""
+    """Declare an option. If `default` is a string, the help text shows it as the default value."""
     return typer.Option(*names, help=help_text, show_default=default, **settings)
 
 
@@ -86,15 +87,15 @@ def argument(metavar: str, help_text: str) -> Any:
 
 _INPUT_HELP = (
     "Samples: an array file (.npy, .npz:KEY, .h5, .zarr, idx), a table (.csv, .parquet), an image, a folder of images "
-    "or .npy files, or a data set (mnist-5k)."
+    "or .npy files, or a dataset (mnist-5k)."
 )
 _ROWS_HELP = "Use only these samples: 100 (the first 100), 100:200 or ::10."
-_MODEL_HELP = "Folder of a saved model, or a model in the package (digits, labeled-digits)."
+_MODEL_HELP = "Folder of a saved model, or the name of a model that comes with mvrbm (digits, labeled-digits)."
 _OUT_IMAGES_HELP = "A .npy file, or an image file (such as .png) for a contact sheet."
-RECIPE_HELP = "Recipe: default for features, generative for sampling, or paper."
-CHECKPOINTS_HELP = "Folder for a checkpoint after every epoch, to resume from."
+RECIPE_HELP = "Training recipe: default (for features), generative (for sampling) or paper."
+CHECKPOINTS_HELP = "Folder for saving a checkpoint after each epoch and resuming."
 
-# Maximum number of samples on a contact sheet, unless --rows asks for more.
+# Maximum number of samples on a contact sheet, unless --rows selects more.
 MOST_TILES = 100
 
 Input = Annotated[str, argument("INPUT", _INPUT_HELP)]
@@ -103,22 +104,22 @@ ArrayOut = Annotated[Path, argument("OUT", "A .npy file.")]
 ImagesOut = Annotated[Path, argument("OUT", _OUT_IMAGES_HELP)]
 ModelOut = Annotated[Path, new("Folder to save the model to.", "--out")]
 SaveModel = Annotated[Path | None, new("Also save the trained model to this folder.", "--save")]
-MissingNan = Annotated[bool, new("Treat NaN as missing entries.", "--missing-nan")]
+MissingNan = Annotated[bool, new("Treat NaN entries as missing.", "--missing-nan")]
 RecipeOption = Annotated[Recipe, typer.Option("--recipe", help=RECIPE_HELP, metavar="NAME")]
 Rows = Annotated[slice | None, new(_ROWS_HELP, "-n", "--rows", parser=parse_rows, metavar="N|SLICE")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Random seed.")]
-Where = Annotated[Device, typer.Option("--device", help="Device. auto uses a GPU if there is one.")]
+Where = Annotated[Device, typer.Option("--device", help="Device to use. auto selects a GPU if available.")]
 AsJson = Annotated[bool, new("Print the result as one JSON object.", "--json")]
 Force = Annotated[bool, new("Overwrite existing output.", "--force")]
-Quiet = Annotated[bool, new("Show no progress.", "--quiet")]
-DataDir = Annotated[Path | None, new("Folder with local copies of data sets.", "--data-dir")]
+Quiet = Annotated[bool, new("Do not show progress.", "--quiet")]
+DataDir = Annotated[Path | None, new("Folder with local copies of datasets.", "--data-dir")]
 
 
 # -- checking options -------------------------------------------------------------------------------
 
 
 class Interrupted(Exception):  # noqa: N818  (it is not an error)
-    """Ctrl-C or SIGTERM ended training after everything was saved. `code` is the exit code."""
+    """Raised after Ctrl-C or SIGTERM ended training and the model was saved. `code` is the exit code."""
 
     def __init__(self, message: str, cause: BaseException) -> None:
         super().__init__(message)
@@ -126,7 +127,7 @@ class Interrupted(Exception):  # noqa: N818  (it is not an error)
 
 
 def option_name(parameter: str) -> str:
-    """Return the option of a parameter: ``--batch-size`` for ``batch_size``."""
+    """Return the option name for a parameter, such as ``--batch-size`` for ``batch_size``."""
     return f"--{parameter.replace('_', '-')}"
 
 
@@ -136,7 +137,7 @@ def given_options(**settings: Any) -> list[str]:
 
 
 def check_absent(reason: str, **settings: Any) -> None:
-    """Raise a usage error if one of these options was given. `reason` follows the name of the option."""
+    """Raise a usage error if one of these options was given. In the message, `reason` follows the option name."""
     for option in given_options(**settings):
         raise typer.BadParameter(f"{reason}: leave it out", param_hint=f"'{option}'")
 
@@ -149,13 +150,13 @@ def check_conflicts(option: str, reason: str, **settings: Any) -> None:
 
 
 def check_not_training(model_folder: Path | None, **settings: Any) -> None:
-    """Raise a usage error if a saved model is given together with options of training."""
+    """Raise a usage error if a saved model is given together with training options."""
     if model_folder is not None:
         check_conflicts("--model", f"the model in {model_folder} is already trained", **settings)
 
 
 def check_out(out: Path, force: bool, *, images: bool = True) -> None:
-    """Raise ValueError, before any work is done, if samples cannot be written to a .npy file or an image."""
+    """Raise ValueError if samples cannot be written to `out`, a .npy file or (if `images` is True) an image."""
     from mvrbm.io.atomic import check_output
     from mvrbm.io.formats import IMAGE_SUFFIXES
 
@@ -163,7 +164,7 @@ def check_out(out: Path, force: bool, *, images: bool = True) -> None:
 
 
 def check_model_out(out: Path, force: bool) -> None:
-    """Raise ValueError, before any work is done, if a model cannot be saved to a folder."""
+    """Raise ValueError if a model cannot be saved to a folder."""
     from mvrbm.io.atomic import check_folder
     from mvrbm.saving import is_replaceable
 
@@ -176,21 +177,24 @@ def check_model_out(out: Path, force: bool) -> None:
 
 # -- models -----------------------------------------------------------------------------------------
 
-# Kinds of estimators, by a method that only they have.
+# Kinds of estimators that are identified by a method that only they have.
 _KIND_BY_METHOD = {"explain": "an outlier detector", "standard_deviation": "an imputer"}
 
 
 def load_model(folder: Path, device: str, method: str, seed: int | None = None) -> Any:
-    """Load an estimator that has `method` and takes one array per sample."""
+    """Load an estimator. Raise ValueError unless it has `method` and takes one array per sample."""
     import mvrbm
 
     model = mvrbm.load(folder, device)
     kind = type(model).__name__
     if not hasattr(model, method):
         lacks = f"is not {_KIND_BY_METHOD[method]}" if method in _KIND_BY_METHOD else f"has no method '{method}'"
-        raise ValueError(f"{folder} holds a model of class {kind}, which {lacks}")
+        raise ValueError(f"{folder} contains a model of class {kind}, which {lacks}")
     if not hasattr(model, "visible_shape_"):
-        raise ValueError(f"{folder} holds a model of class {kind}, which takes more than one array: use Python")
+        raise ValueError(
+            f"{folder} contains a model of class {kind}, which takes more than one array per sample: "
+            "use the Python interface"
+        )
     if seed is not None:
         model.set_params(random_state=seed)
     return model
@@ -199,7 +203,7 @@ def load_model(folder: Path, device: str, method: str, seed: int | None = None) 
 def trained_or_loaded(
     train: Callable[[], Any], save: Path | None, model_folder: Path | None, device: str, method: str
 ) -> Any:
-    """Load the estimator in `model_folder`, which must have `method`, or train one and save it to `save`."""
+    """Load the estimator in `model_folder`, which must have `method`. If None, train one and save it to `save`."""
     if model_folder is not None:
         return load_model(model_folder, device, method)
     model = train()
@@ -209,7 +213,7 @@ def trained_or_loaded(
 
 
 def progress_callbacks(quiet: bool) -> list[Callback]:
-    """Return the callback that shows epochs: a progress bar on a terminal, otherwise one line per epoch."""
+    """Return the callback that reports epochs: a progress bar on a terminal, otherwise one line per epoch."""
     from mvrbm.training import EpochLines, ProgressBar
 
     if quiet:
@@ -221,7 +225,10 @@ def progress_callbacks(quiet: bool) -> list[Callback]:
 
 
 def read(source: str, data_dir: Path | None, rows: slice | None = None, out: Path | None = None) -> Any:
-    """Read the chosen samples into memory. By default, these are all samples, or as many as an image `out` shows."""
+    """Read the selected samples into memory.
+
+    If `rows` is None, all samples are read, or as many as fit on a contact sheet if `out` is an image.
+    """
     from mvrbm.io.arrays import read_samples
 
     samples = read_samples(source, data_dir=data_dir)
@@ -229,29 +236,29 @@ def read(source: str, data_dir: Path | None, rows: slice | None = None, out: Pat
 
 
 def tiles(rows: slice | None, out: Path, n: int) -> slice | None:
-    """Return the rows of n samples to write: by default, no more than a contact sheet shows."""
+    """Return the rows to write. If `rows` is None and `out` is an image, they are limited to one contact sheet."""
     if rows is not None or is_array(out) or n <= MOST_TILES:
         return rows
-    note(f"{out} shows the first {MOST_TILES} of {n:,} samples: use -n to choose others, or more")
+    note(f"{out} shows the first {MOST_TILES} of {n:,} samples: use -n to select other or more samples")
     return slice(MOST_TILES)
 
 
 def chosen(samples: Any, rows: slice | None, source: str) -> Any:
-    """Return the samples that --rows chooses; all of them if `rows` is None."""
+    """Return the samples selected by --rows, or all samples if `rows` is None."""
     if rows is None:
         return samples
     some = samples[rows]
     if not len(some):
-        raise ValueError(f"-n chooses no sample: {source} has {len(samples):,}")
+        raise ValueError(f"-n selects no samples: {source} has {len(samples):,}")
     return some
 
 
 def check_same_size(samples: Any, training: Any, source: str, train: str) -> None:
-    """Raise ValueError, before any training, if samples of two arrays differ in their number of entries."""
+    """Raise ValueError if the samples in two arrays have different numbers of entries."""
     if math.prod(training.shape[1:]) != math.prod(samples.shape[1:]):
         raise ValueError(
             f"--train {train} has samples of shape {times(training.shape[1:])}, "
-            f"but those of {source} have shape {times(samples.shape[1:])}"
+            f"but {source} has samples of shape {times(samples.shape[1:])}"
         )
 
 
@@ -259,7 +266,7 @@ def check_same_size(samples: Any, training: Any, source: str, train: str) -> Non
 
 
 def is_array(out: Path) -> bool:
-    """Return whether an output is an array file rather than an image."""
+    """Return whether a path is an array file rather than an image."""
     return out.suffix.lower() == ".npy"
 
 
@@ -272,9 +279,9 @@ def write_samples(
     details: dict[str, Any] | None = None,
     words: str = "",
 ) -> None:
-    """Write samples of a shape to a .npy file or a contact sheet, and show their shape and dtype.
+    """Write samples to a .npy file or a contact sheet, and print their shape and dtype.
 
-    `details` are added to the JSON result, and `words` to the line of text.
+    `shape` is the shape of one sample. `details` is added to the JSON result, and `words` to the line of text.
     """
     from mvrbm.io.arrays import write_output
 
@@ -287,12 +294,12 @@ def write_samples(
 
 
 def show(result: dict[str, Any], as_json: bool, text: str) -> None:
-    """Print a result, as JSON or as text."""
+    """Print a result as JSON or as text."""
     print(json.dumps(result, default=str) if as_json else text)
 
 
 def table(rows: Sequence[tuple[str, Any]]) -> str:
-    """Align names and values in two columns."""
+    """Format names and values as a table with two aligned columns."""
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:<{width}}{value}" for name, value in rows)
 

@@ -1,4 +1,4 @@
-"""The command ``mvrbm outliers``: learn what is normal, score samples, and show where they are unusual."""
+"""The ``mvrbm outliers`` command, which trains an outlier detector, scores samples and shows where they are unusual."""
 
 import sys
 from pathlib import Path
@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 from mvrbm.cli import options as opt
 
-_TRAIN_HELP = "Normal samples to train on, in the same form as INPUT."
+_TRAIN_HELP = "Normal samples to train on, in the same format as INPUT."
 _MODEL_HELP = "Use the saved detector in this folder instead of training one."
 _MAPS_HELP = (
-    "Also write how unlikely each entry is given the others: to a .npy file, or to an image that shows each sample "
-    "next to its map, the most unusual samples first."
+    "Also write maps that show how unlikely each entry is given the others. A .npy file contains one map per sample. "
+    "An image shows each sample next to its map, starting with the most unusual samples."
 )
 _SHARE_HELP = "Fraction of outliers in the training data."
 _SHARE_DEFAULT = "an automatic threshold separates outliers"
-# Number of the most unusual samples that are listed.
+# Number of the most unusual samples to list.
 _MOST_SHOWN = 10
 
 
@@ -37,7 +37,7 @@ def outliers(
 ) -> None:
     """Find unusual samples.
 
-    The command writes one score per sample, which is negative for outliers, and lists the most unusual samples.
+    The command writes one score per sample and lists the most unusual samples. Outliers have negative scores.
     """
     opt.check_not_training(model_folder, train=train, save=save, contamination=contamination, epochs=epochs)
     opt.check_out(out, force, images=False)
@@ -58,7 +58,7 @@ def outliers(
             n_epochs=epochs,
             random_state=seed,
             device=device,
-            verbose=int(not quiet and sys.stderr.isatty()),  # a progress bar is unreadable in a file
+            verbose=int(not quiet and sys.stderr.isatty()),  # a progress bar would clutter a log file
         )
         return detector.fit(training)
 
@@ -77,7 +77,7 @@ def outliers(
 
 
 def _write_maps(out: Path, detector: Any, samples: Any, order: list[int], force: bool) -> None:
-    """Write the maps of all samples to a .npy file, or pictures of the first samples in `order` to an image."""
+    """Write the maps of all samples to a .npy file, or a contact sheet of the first samples in `order` to an image."""
     from mvrbm.io.arrays import write_output
 
     explained = samples if opt.is_array(out) else samples[order[: opt.MOST_TILES]]
@@ -86,7 +86,7 @@ def _write_maps(out: Path, detector: Any, samples: Any, order: list[int], force:
 
 
 def _side_by_side(samples: Any, maps: Any) -> Any:
-    """Return pictures that show each sample to the left of its map, with a gray line between them."""
+    """Return images that show each sample to the left of its map, separated by a gray line."""
     import numpy as np
 
     left = _stretched(samples)
@@ -96,7 +96,7 @@ def _side_by_side(samples: Any, maps: Any) -> Any:
 
 
 def _stretched(samples: Any) -> Any:
-    """Return samples as pictures with values from 0 to 1. Missing entries are black."""
+    """Convert samples to images and rescale their values to [0, 1]. Missing entries become black."""
     import numpy as np
 
     from mvrbm.io.arrays import as_pictures

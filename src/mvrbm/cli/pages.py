@@ -7,14 +7,14 @@ import typer
 
 from mvrbm.cli.options import AsJson, Device, Force, Seed, Where, argument, new, show
 
-# The value of MODEL that stands for the page that enlarges photographs.
+# Value of MODEL that selects the page for enlarging photographs.
 _ENLARGE = "enlarge"
 _SUFFIXES = (".html", ".htm")
 _MODEL_HELP = (
-    "Folder of a saved model, the name of a model in the package (digits, labeled-digits), or enlarge for a page that "
-    "enlarges photographs."
+    "Folder of a saved model, the name of a model that comes with mvrbm (digits, labeled-digits), or enlarge for a "
+    "page that enlarges photographs."
 )
-_QUICK_HELP = "Train briefly on a few digits, to try the command within seconds."
+_QUICK_HELP = "Train briefly on a few digits, to try out the command within seconds."
 
 PageOut = Annotated[Path, typer.Option("--out", help="HTML file to write.")]
 
@@ -28,8 +28,8 @@ def page(
 ) -> None:
     """Write an HTML file that runs a model in the browser.
 
-    On the page, you can draw and watch the model complete the picture, or let it sample. The model must have one
-    visible layer with two axes, of Bernoulli or Gaussian units, and may have one layer of labels.
+    On the page, you can draw part of an image and watch the model complete it, or let the model draw samples. The model
+    must have one visible layer with two axes of Bernoulli or Gaussian units. It may also have one label layer.
     """
     import mvrbm
     from mvrbm.io.atomic import check_output
@@ -58,12 +58,12 @@ def demo(
 ) -> None:
     """Train on 5,000 digits and write a report that shows what the models can do.
 
-    The command prints the path of the report, and writes a playground for one of the models next to it.
+    The command prints the path of the report. It also writes a playground for one of the models to the same folder.
     """
     from mvrbm.extras import require
     from mvrbm.io.atomic import check_output
 
-    for package in ("matplotlib", "jinja2", "mlxtend"):  # fail before training rather than after it
+    for package in ("matplotlib", "jinja2", "mlxtend"):  # fail before training, not after it
         require(package, "the demo", "demo")
     from mvrbm.pages.demo import playground_of, run
 

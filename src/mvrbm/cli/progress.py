@@ -1,18 +1,19 @@
-"""The line on a terminal that shows how far a long command is."""
+"""Progress line on the terminal for commands that take long."""
 
 import contextlib
 import sys
 import time
 from collections.abc import Iterator
 
-# Seconds before the line first appears, and between its updates.
+# Seconds before the line first appears.
 _DELAY = 2.0
+# Seconds between updates of the line.
 _INTERVAL = 0.5
 
 
 @contextlib.contextmanager
 def progress_line() -> Iterator[None]:
-    """Show how many samples, Gibbs steps or epochs are done, if standard error is a terminal."""
+    """If standard error is a terminal, show the number of samples, Gibbs steps or epochs processed so far."""
     from mvrbm.progress import listening
 
     line = _Line()
@@ -31,7 +32,7 @@ class _Line:
         self.width = 0
 
     def add(self, unit: str, count: int) -> None:
-        """Add to the count of a unit, and update the line if it is due."""
+        """Increase the count for a unit such as epochs, and redraw the line if an update is due."""
         self.counts[unit] = self.counts.get(unit, 0) + count
         now = time.monotonic()
         if now - self.shown > (_INTERVAL if self.width else _DELAY):

@@ -1,4 +1,4 @@
-"""The command ``mvrbm topics``: train a topic model of documents and show its topics."""
+"""The ``mvrbm topics`` command, which trains a topic model on documents and shows the topics."""
 
 import time
 from pathlib import Path
@@ -9,13 +9,13 @@ import typer
 from mvrbm.cli import options as opt
 
 _INPUT_HELP = (
-    "Documents: a folder of .txt files, a .txt file with one document per line, or a .csv file. Or word counts: a file "
-    "in svmlight format (.svm, .libsvm, .feat), or a sparse SciPy matrix (.npz)."
+    "Documents (a folder of .txt files, a .txt file with one document per line, or a .csv file) or word counts (a file "
+    "in svmlight format with suffix .svm, .libsvm or .feat, or a sparse SciPy matrix in a .npz file)."
 )
-_COLUMN_HELP = "Column of a .csv file that holds the text."
+_COLUMN_HELP = "Column of the .csv file that contains the text."
 _COLUMN_DEFAULT = "text, or the only column"
-_VOCABULARY_HELP = "File with the words that the counts belong to, one per line."
-_MAX_WORDS_HELP = "Maximum size of the vocabulary that is built from documents."
+_VOCABULARY_HELP = "File with the vocabulary for word counts, one word per line."
+_MAX_WORDS_HELP = "Maximum size of the vocabulary built from documents."
 
 
 def topics(
@@ -33,7 +33,7 @@ def topics(
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Find topics in documents, and show the top words of each topic."""
+    """Find topics in documents and show the top words of each topic."""
     if save is not None:
         opt.check_model_out(save, force)
     import numpy as np

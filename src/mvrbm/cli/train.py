@@ -1,4 +1,4 @@
-"""The command ``mvrbm train``: build an estimator from options, fit it, and describe the result."""
+"""The ``mvrbm train`` command, which builds an estimator from options, fits it and describes the result."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 Negative = StrEnum("Negative", ["CD", "PCD", "TEMPERED"])
 
 _HIDDEN_HELP = "Hidden shape: 500 (RBM), 25x25 (MVRBM) or 5x5x20 (TVRBM)."
-_INIT_HELP = "Continue training this saved model, instead of --hidden."
+_INIT_HELP = "Continue training this saved model. Replaces --hidden."
 _RANK_HELP = "Number of Kronecker products in the weights."
-_COUPLING_HELP = "Other weights than --rank: cp:4, mpo:3, tucker:4x4 or dense."
-_VISIBLE_HELP = "Unit type of samples, such as gaussian."
-_HIDDEN_UNIT_HELP = "Unit type of the hidden layer."
+_COUPLING_HELP = "Other weight structure: cp:4, mpo:3, tucker:4x4 or dense."
+_VISIBLE_HELP = "Visible unit type, such as gaussian."
+_HIDDEN_UNIT_HELP = "Hidden unit type."
 _LABELS_HELP = (
-    "One label per sample: a .npy, idx or .txt file, file.csv:COLUMN, a folder with one folder of images per class, or "
-    "a data set. The model can then draw samples of one class. Uses the generative recipe by default."
+    "One label per sample: a .npy, idx or .txt file, file.csv:COLUMN, a folder with one subfolder of images per class, "
+    "or a dataset. The model can then draw samples of one class. Default recipe: generative."
 )
-_NEGATIVE_HELP = "Chains of the negative phase."
-_CHAINS_HELP = "Number of chains, for --negative pcd and tempered."
+_NEGATIVE_HELP = "Sampling method for the negative phase."
+_CHAINS_HELP = "Number of chains for --negative pcd and tempered."
 _GIBBS_STEPS_HELP = "Number of Gibbs steps per update."
-_SHAPE_HELP = "Shape of a sample, if the samples of INPUT are rows."
-_LOG_HELP = "Write the metrics of every epoch to this CSV file."
+_SHAPE_HELP = "Shape of a sample, if INPUT contains samples as flat rows."
+_LOG_HELP = "Write the metrics of each epoch to this CSV file."
 _SWEEP_HELP = (
-    "Train a model per combination, such as 'rank=1,2;batch_size=50,100', and save the one with the best "
-    "score on held-out samples."
+    "Train one model per combination, such as 'rank=1,2;batch_size=50,100', and save the one with the best score on "
+    "held-out samples."
 )
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What training printed: the JSON result, the line of text, and the interrupt that ended training, if any."""
+    """Outcome of training: the JSON result, the line of text, and the interrupt that ended training, if any."""
 
     result: dict[str, Any]
     text: str
@@ -65,7 +65,7 @@ def train(
     labels: Annotated[str | None, opt.new(_LABELS_HELP)] = None,
     recipe: Annotated[opt.Recipe | None, opt.new(opt.RECIPE_HELP, default="default", metavar="NAME")] = None,
     epochs: Annotated[int | None, opt.new("Number of epochs.", min=1)] = None,
-    batch_size: Annotated[int | None, opt.new("Samples per update.", min=1)] = None,
+    batch_size: Annotated[int | None, opt.new("Number of samples per update.", min=1)] = None,
     learning_rate: Annotated[float | None, opt.new("Learning rate.")] = None,
     negative: Annotated[Negative | None, opt.new(_NEGATIVE_HELP)] = None,
     chains: Annotated[int | None, opt.new(_CHAINS_HELP, min=1)] = None,
@@ -85,8 +85,9 @@ def train(
 ) -> None:
     """Train a model on samples and save it to a folder.
 
-    Epochs, batch size, learning rate and chains come from the recipe unless you set them. Ctrl-C or SIGTERM ends
-    training after the current batch and saves the model; with --checkpoints, the same command resumes training.
+    The recipe provides defaults for the number of epochs, the batch size, the learning rate and the sampling method.
+    Ctrl-C or SIGTERM stops training after the current batch and saves the model. If you use --checkpoints, running the
+    same command again with --force resumes training.
     """
     layers: dict[str, Any] = {"rank": rank, "coupling": coupling, "visible": visible, "hidden_unit": hidden_unit}
     _check_layers(hidden, init, **layers)
@@ -101,9 +102,9 @@ def train(
             "sweep": sweep,
             "missing_nan": missing_nan or None,
         }
-        opt.check_conflicts("--labels", "a model with labels does not support it", **unsupported)
+        opt.check_conflicts("--labels", "models with labels do not support this option", **unsupported)
     if sweep is not None:
-        reason = "each model of a sweep is trained from scratch, on complete samples"
+        reason = "each model in a sweep is trained from scratch on complete samples"
         opt.check_conflicts("--sweep", reason, init=init, log=log, missing_nan=missing_nan or None)
     settings = {
         "recipe": None if recipe is None else recipe.value,
@@ -149,9 +150,9 @@ def train(
 def _raise_interrupted(outcome: _Outcome, out: Path, checkpoints: Path | None) -> None:
     assert outcome.interrupt is not None
     if checkpoints is None:
-        advice = "use --checkpoints to be able to resume training"
+        advice = "use --checkpoints to make training resumable"
     else:
-        advice = "the same command with --force resumes training"
+        advice = "run the same command with --force to resume training"
     updates = outcome.result["updates"]
     message = f"interrupted after {updates:,} updates: the model so far is in {out}; {advice}"
     raise opt.Interrupted(message, outcome.interrupt)
@@ -161,15 +162,15 @@ def _raise_interrupted(outcome: _Outcome, out: Path, checkpoints: Path | None) -
 
 
 def _check_layers(hidden: opt.Shape | None, init: Path | None, **layers: Any) -> None:
-    """Raise a usage error unless the layers come from either --hidden or a saved model."""
+    """Raise a usage error unless the layers are given either by --hidden or by a saved model."""
     if hidden is None and init is None:
         raise UsageError("pass --hidden SHAPE to train a new model, or --init MODEL to continue training a saved one")
     if init is not None:
-        opt.check_conflicts("--init", f"the layers are those of the model in {init}", hidden=hidden, **layers)
+        opt.check_conflicts("--init", f"the model in {init} already defines the layers", hidden=hidden, **layers)
 
 
 def _check_outputs(out: Path, log: Path | None, checkpoints: Path | None, force: bool) -> bool:
-    """Raise ValueError for outputs that cannot be written. Returns whether there is a checkpoint to resume from."""
+    """Return whether there is a checkpoint to resume from. Raise ValueError if an output cannot be written."""
     from mvrbm.io.atomic import check_folder, check_output
     from mvrbm.training.checkpoints import newest
 
@@ -178,7 +179,7 @@ def _check_outputs(out: Path, log: Path | None, checkpoints: Path | None, force:
     opt.check_model_out(out, force)
     for option, path in (("--log", log), ("--checkpoints", checkpoints)):
         if path is not None and out.resolve() in (path.resolve(), *path.resolve().parents):
-            raise ValueError(f"{option} {path} is inside the folder of the model, {out}: choose another place")
+            raise ValueError(f"{option} {path} is inside the model folder {out}: choose a path outside this folder")
     resumed = checkpoints is not None and newest(check_folder(checkpoints)) is not None
     if log is not None:
         check_output(log, force or resumed)
@@ -197,15 +198,15 @@ def _new_model(
     hidden_unit: str | None,
     labeled: bool,
 ) -> Any:
-    """Build the estimator for a hidden layer of this shape."""
+    """Build the estimator for a hidden layer of the given shape."""
     from mvrbm import MVRBM, RBM, TVRBM, ClassificationMVRBM
     from mvrbm.couplings import make_coupling
 
     is_vector = len(hidden) == 1
     if rank is not None and coupling is not None:
-        raise UsageError(f"--rank {rank} cannot be combined with --coupling {coupling}: leave one of them out")
+        raise UsageError(f"--rank {rank} cannot be combined with --coupling {coupling}: omit one of them")
     if rank is not None and is_vector:
-        raise UsageError(f"--rank {rank} has no effect with --hidden {hidden}: an RBM has full weights, leave it out")
+        raise UsageError(f"--rank {rank} has no effect with --hidden {hidden}: an RBM has dense weights, omit --rank")
     parts: dict[str, Any] = {}
     if visible is not None:
         parts["visible"] = visible
@@ -227,7 +228,10 @@ def _new_model(
 def _read_samples(
     source: str, data_dir: Path | None, rows: slice | None, shape: opt.Shape | None, hidden: opt.Shape
 ) -> Any:
-    """Read samples and reshape them to `shape`. Without a shape, rows become squares if the model needs two axes."""
+    """Read samples and reshape them to `shape`.
+
+    If `shape` is None and the hidden layer has two axes, flat samples are reshaped to square matrices.
+    """
     from mvrbm.io.arrays import read_samples
 
     samples = opt.chosen(read_samples(source, data_dir=data_dir), rows, source)
@@ -247,11 +251,11 @@ def _read_samples(
 
 
 def _check_axes(hidden: opt.Shape, shape: tuple[int, ...]) -> None:
-    """Raise ValueError if a hidden layer with several axes has not as many axes as a sample."""
+    """Raise ValueError if the hidden layer has several axes, but not as many as a sample."""
     if len(hidden) > 1 and len(hidden) != len(shape):
         raise ValueError(
             f"--hidden {hidden} has {len(hidden)} axes, but samples have {len(shape)} ({opt.times(shape)}): "
-            "pass --shape, or a hidden shape with as many axes"
+            "pass --shape, or a hidden shape with the same number of axes"
         )
 
 
@@ -263,7 +267,7 @@ def _known_entries(samples: Any, missing_nan: bool) -> Any:
     if not isinstance(samples, Rows):
         return known_entries(samples, nan_is_missing=missing_nan)
     if missing_nan:
-        raise ValueError("--missing-nan does not support a folder of shards: join them to one array file")
+        raise ValueError("--missing-nan does not support a folder of shards: merge the shards into one array file")
     return None
 
 
@@ -293,20 +297,20 @@ def _callbacks(
     if checkpoints is not None:
         callbacks.append(Checkpoint(checkpoints))
     if len(getattr(model, "machines_", ())) > 1:
-        # A monitor applies one machine to the samples, which does not suit a stack of machines.
+        # A monitor applies a single machine to the samples, so it cannot be used for a stack of machines.
         callbacks = [callback for callback in callbacks if not callback.logs]
     return callbacks
 
 
 def _fit(model: Any, samples: Any, out: Path, **arguments: Any) -> _Outcome:
-    """Fit the model, also if it is interrupted, save it, and describe the result."""
+    """Fit the model, save it and describe the result. If training is interrupted, save the model trained so far."""
     began = time.perf_counter()
     interrupt = None
     try:
         model.fit(samples, **arguments)
     except INTERRUPTS as error:
         if not getattr(model, "interrupted_", False):
-            raise  # a second Ctrl-C interrupts training immediately
+            raise  # a second Ctrl-C stops training immediately, without saving
         interrupt = error
     seconds = time.perf_counter() - began
     model.save(out)
@@ -338,15 +342,15 @@ def _fit(model: Any, samples: Any, out: Path, **arguments: Any) -> _Outcome:
 
 
 def _parse_grid(text: str) -> dict[str, list[Any]]:
-    """Parse ``name=value,value;name=value``."""
+    """Parse a parameter grid such as ``name=value,value;name=value``."""
     grid: dict[str, list[Any]] = {}
     for part in filter(None, map(str.strip, text.split(";"))):
         name, _, values = part.partition("=")
         if not values.strip():
-            raise typer.BadParameter(f"{part!r} is not NAME=VALUE,VALUE", param_hint="'--sweep'")
+            raise typer.BadParameter(f"{part!r} does not have the form NAME=VALUE,VALUE", param_hint="'--sweep'")
         grid[name.strip()] = [_parse_value(value.strip()) for value in values.split(",")]
     if not grid:
-        raise typer.BadParameter(f"{text!r} names no parameter", param_hint="'--sweep'")
+        raise typer.BadParameter(f"{text!r} does not contain any parameter", param_hint="'--sweep'")
     return grid
 
 
@@ -359,7 +363,7 @@ def _parse_value(text: str) -> Any:
 def _sweep(
     model: Any, grid: dict[str, list[Any]], samples: Any, out: Path, checkpoints: Path | None, force: bool
 ) -> _Outcome:
-    """Train one model per combination of values, save the best one, and describe all of them."""
+    """Train one model per combination of parameter values, save the best model and describe all of them."""
     from mvrbm.estimators.sweep import Sweep
 
     parameters = model.get_params()

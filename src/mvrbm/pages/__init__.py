@@ -1,6 +1,6 @@
-"""HTML pages: reports, the playground, and the demo that writes both.
+"""HTML pages: reports, the playground, the enlarging page, and a demo that writes a report and a playground.
 
-Every page is one self-contained file that opens without a network connection. The templates hold the HTML, CSS and
+Every page is one self-contained file that opens without a network connection. The templates contain the HTML, CSS and
 JavaScript, and the modules fill them in. Apart from :mod:`mvrbm.pages.demo`, nothing here trains or samples.
 """
 

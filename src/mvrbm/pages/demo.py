@@ -1,8 +1,8 @@
-"""The demo: train on 5,000 handwritten digits and show on one page what the models can do.
+"""Demo that trains models on 5,000 handwritten digits and writes a report of what they can do.
 
-The generative model learns digits together with their labels, by the recipe `generative`. It draws, completes and
-classifies digits. Two models in the package do the same after longer training. A smaller model, trained by the default
-recipe, and a classic RBM compute features.
+A generative model learns digits together with their labels, using the recipe `generative`. It draws, completes and
+classifies digits. Two models that come with the package, which were trained for longer, do the same. A smaller model,
+trained with the default recipe, and a classic RBM compute features.
 """
 
 import platform
@@ -34,22 +34,23 @@ Array = NDArray[Any]
 _IMAGE = "image"
 _DIGIT = "digit"
 
-# Number of digits in each figure, and number of digits whose class is predicted from their left half.
+# Number of digits in each figure.
 _N_SHOWN = 20
+# Number of digits whose class is predicted from their left half.
 _N_COMPLETED = 300
-# Number of training digits, and of held-out digits, that the learning curves are measured on.
+# Number of training digits, and number of held-out digits, for the learning curves.
 _N_MONITORED = 500
-# Fraction of the digits of each class that is held out.
+# Fraction of the digits in each class to hold out.
 _HELD_OUT = 0.2
 
-# Mask of the half of a digit that the models see when they complete it.
+# Mask of the half of a digit that is given to the models for completion.
 _LEFT_HALF = np.broadcast_to(np.arange(28) < 14, (28, 28))
 
 # Hidden shape of the model that computes features.
 _FEATURE_SHAPE = (25, 25)
 
-# Hyperparameters with which two cores learn recognizable digits within a minute. Among models that train equally fast,
-# a large hidden layer with few factors learned fastest, at twice the learning rate of the recipe.
+# Hyperparameters that produce recognizable digits within a minute of training on two cores. Among models with the same
+# training time, a large hidden layer with a low rank learned fastest, at twice the learning rate of the recipe.
 _GENERATIVE: dict[str, Any] = {
     "hidden_shape": (30, 30),
     "rank": 4,
@@ -67,7 +68,7 @@ class _Digits(NamedTuple):
 
 
 class _Effort(NamedTuple):
-    """How long the demo trains and samples."""
+    """Settings that determine how long the demo trains and samples."""
 
     n_per_class: int | None
     generative_epochs: int | None
@@ -81,21 +82,21 @@ _QUICK = _Effort(n_per_class=50, generative_epochs=2, feature_epochs=2, gibbs_st
 
 
 class _Part(NamedTuple):
-    """Sections of the report, and the numbers in them by name."""
+    """Sections of the report, and a dictionary of the numbers in these sections."""
 
     sections: list[Section]
     numbers: dict[str, Any]
 
 
 def playground_of(out: Path) -> Path:
-    """Return the path of the playground that belongs to a report."""
+    """Return the path of the playground for a report."""
     return out.with_name(f"{out.stem}-playground.html")
 
 
 def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) -> dict[str, Any]:
-    """Train the models, write the report to `out` and a playground next to it, and return the numbers of the report.
+    """Train the models, write the report to `out`, and return the numbers in the report.
 
-    With `quick`, the models train briefly on a few digits.
+    A playground is written to the same folder. If `quick` is True, the models train briefly on a few digits.
     """
     began = time.perf_counter()
     effort = _QUICK if quick else _FULL
@@ -116,10 +117,10 @@ def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) 
     page = Page(
         title="What matrix-variate Boltzmann machines learn from handwritten digits",
         lead=(
-            f"A matrix-variate restricted Boltzmann machine with {generative.n_parameters_:,} numbers was trained for "
-            f"{generative_seconds:.0f} seconds on {len(digits.train):,} images of 28 × 28 pixels and their labels. It "
-            "draws digits, draws the digit you ask for, and completes digits. A smaller machine computes features. "
-            "This run computed everything on this page, except for the training of two models in the package."
+            f"A matrix-variate restricted Boltzmann machine with {generative.n_parameters_:,} parameters was trained "
+            f"for {generative_seconds:.0f} seconds on {len(digits.train):,} images of 28 × 28 pixels and their labels. "
+            "It draws digits, draws the digit you ask for, and completes digits. A smaller machine computes features. "
+            "This run computed everything on this page, except for two models that were trained in advance."
         ),
         sections=[*drawn.sections, _write_playground(generative, out), *shipped.sections, *features.sections],
         footer=(
@@ -140,9 +141,9 @@ def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) 
 
 
 def _load(seed: int, effort: _Effort) -> _Digits:
-    """Load the digits and hold out the same number of each class.
+    """Load the digits and hold out the same number of digits in each class.
 
-    Neighboring digits are of different classes, so that the first ten show all of them.
+    The classes alternate, so that the first ten digits include all classes.
     """
     data = load("mnist-5k")
     images = data.arrays / np.float32(255)
@@ -160,13 +161,13 @@ def _load(seed: int, effort: _Effort) -> _Digits:
 
 
 def _generate(model: MMVRBM, digits: _Digits, judge: SVC, steps: int) -> _Part:
-    """Draw digits, draw digits of given classes, and complete digits."""
+    """Draw digits, draw digits of requested classes, and complete digits."""
     free = model.sample(2 * _N_SHOWN, steps=steps, mean=True)[_IMAGE]
     requested = np.tile(np.arange(10), 10)
     on_request = model.sample(len(requested), label=requested, steps=steps, mean=True)[_IMAGE]
     agreement = _accuracy(judge, on_request, requested)
     judge_accuracy = _accuracy(judge, digits.test, digits.test_labels)
-    how = f"after {steps:,} Gibbs steps from the chains of training. Pixels show probabilities"
+    how = f"after {steps:,} Gibbs steps from the training chains. Pixels show probabilities"
     completing, named = _complete(model, digits, steps)
     sections = [
         _section(
@@ -176,8 +177,8 @@ def _generate(model: MMVRBM, digits: _Digits, judge: SVC, steps: int) -> _Part:
         ),
         _section(
             "Digits on request",
-            "The label is a second visible layer. Here it is held fixed, at 0 to 9 from left to right, and the model "
-            f"draws the digit. A support vector machine that classifies {100 * judge_accuracy:.1f} % of the held-out "
+            "The label is a second visible layer. Here, it is fixed to 0 to 9 from left to right, and the model draws "
+            f"the digit. A support vector machine that classifies {100 * judge_accuracy:.1f} % of the held-out "
             f"digits correctly recognizes the requested digit in {100 * agreement:.0f} % of {len(requested)} samples.",
             (on_request[:60], "Six rows of the digits 0 to 9", "60 samples, 6 of each digit."),
         ),
@@ -187,7 +188,10 @@ def _generate(model: MMVRBM, digits: _Digits, judge: SVC, steps: int) -> _Part:
 
 
 def _complete(model: MMVRBM, digits: _Digits, steps: int) -> tuple[Section, float]:
-    """Complete digits from their left half. Returns the accuracy with which the model also predicts their class."""
+    """Complete digits from their left half, and predict their class.
+
+    Returns the section of the report and the accuracy of the predicted classes.
+    """
     truth = _binary(digits.test[:_N_COMPLETED])
     labels = digits.test_labels[:_N_COMPLETED]
     half = {_IMAGE: _left_half(truth), _DIGIT: labels}
@@ -201,15 +205,15 @@ def _complete(model: MMVRBM, digits: _Digits, steps: int) -> tuple[Section, floa
         "The model sees the left half of held-out digits, without their labels, and draws the right half. It also "
         f"names {100 * named:.0f} % of {len(truth):,} half digits correctly.",
         (truth[:_N_SHOWN], "20 held-out digits", "Held-out digits."),
-        (shown[_IMAGE], "The same digits, the right half gray", "Input of the model."),
+        (shown[_IMAGE], "The same digits, with a gray right half", "Input of the model."),
         (completed, "20 digits with the right half drawn", "Output of the model."),
     )
     return section, named
 
 
 def _write_playground(model: MMVRBM, out: Path) -> Section:
-    """Write the playground of a model, and return the section that links to it."""
-    path = write_playground(model, playground_of(out), title="The model of the report")
+    """Write the playground for a model and return the report section that links to the playground."""
+    path = write_playground(model, playground_of(out), title="The model from the report")
     text = (
         "A page next to this report runs the model in your browser. Draw a stroke and watch the model complete the "
         "digit, ask for a digit, and see which hidden units are active."
@@ -218,7 +222,7 @@ def _write_playground(model: MMVRBM, out: Path) -> Section:
 
 
 def _generate_with_shipped_models(digits: _Digits, judge: SVC, steps: int, common: dict[str, Any]) -> _Part:
-    """Draw and complete digits with the two models in the package."""
+    """Draw and complete digits with the two models that come with the package."""
     plain = load_model("digits", common["device"]).set_params(random_state=common["random_state"])
     labeled = load_model("labeled-digits", common["device"]).set_params(random_state=common["random_state"])
     requested = np.tile(np.arange(10), 6)
@@ -228,8 +232,8 @@ def _generate_with_shipped_models(digits: _Digits, judge: SVC, steps: int, commo
     completed = plain.sample(_N_SHOWN, init=half, mask=_LEFT_HALF, steps=steps, mean=True)
     section = _section(
         "The models in the package",
-        f'One line of code loads them: mvrbm.load("digits") has {plain.n_parameters_:,} numbers, and '
-        f'mvrbm.load("labeled-digits") has {labeled.n_parameters_:,}. They were trained for two minutes on an NVIDIA '
+        f'One line of code loads a model: mvrbm.load("digits") has {plain.n_parameters_:,} parameters, and '
+        f'mvrbm.load("labeled-digits") has {labeled.n_parameters_:,}. Both were trained for two minutes on an NVIDIA '
         "H200, on the 60,000 training digits of MNIST, which may include digits on this page. The support vector "
         f"machine recognizes the requested digit in {100 * agreement:.0f} % of {len(requested)} samples.",
         (plain.sample(2 * _N_SHOWN, steps=steps, mean=True), "40 handwritten digits", "40 samples of digits."),
@@ -264,8 +268,9 @@ def _compare_features(digits: _Digits, effort: _Effort, common: dict[str, Any]) 
         f"{len(digits.train):,} training digits, {len(digits.test):,} held-out digits.",
     )
     text = (
-        "The probabilities of the hidden units are features. Each held-out digit gets the label of the training digit "
-        "with the nearest features. With so few held-out digits, a difference of half a percentage point means little."
+        "The probabilities of the hidden units serve as features. Each held-out digit gets the label of the training "
+        "digit with the nearest features. With so few held-out digits, a difference of half a percentage point is not "
+        "significant."
     )
     _say("reconstructing and denoising")
     pictures = _show_features(model, digits, common["random_state"])
@@ -279,7 +284,10 @@ def _compare_features(digits: _Digits, effort: _Effort, common: dict[str, Any]) 
 def _classify(
     name: str, train: Array, test: Array, digits: _Digits, model: Any = None, seconds: float = 0.0
 ) -> tuple[list[str], dict[str, Any]]:
-    """Classify held-out digits by features of shape (n, n_features). Returns the row of the table and its numbers."""
+    """Classify held-out digits by their features, of shape (n, n_features).
+
+    Returns the table row and a dictionary of the numbers in it.
+    """
     nearest = KNeighborsClassifier(1, algorithm="brute").fit(train, digits.train_labels)
     error = float(np.mean(nearest.predict(test) != digits.test_labels))
     key = name.lower().replace(" ", "_")
@@ -309,14 +317,14 @@ def _show_features(model: MVRBM, digits: _Digits, seed: int) -> _Part:
             (
                 model.components(strongest),
                 "100 filters, stripes and blobs",
-                "The 100 strongest of 625 filters; gray is zero.",
+                "The 100 strongest of 625 filters. Gray is zero.",
             ),
             symmetric=True,
         ),
         _section(
             "Reconstruction",
-            f"Digits are passed up to the hidden layer and down again. The squared error is {error:.1f} per digit of "
-            "784 pixels.",
+            f"Digits are passed up to the hidden layer and down again. The squared error is {error:.1f} per digit "
+            "(784 pixels).",
             (clean[:_N_SHOWN], "20 held-out digits", "Held-out digits."),
             (reconstructed[:_N_SHOWN], "The same digits, slightly softer", "Their reconstructions."),
         ),
@@ -331,14 +339,14 @@ def _show_features(model: MVRBM, digits: _Digits, seed: int) -> _Part:
     return _Part(sections, {"reconstruction_error": error, "psnr_noisy": before, "psnr_denoised": after})
 
 
-# Learning curves by caption: the label of the y axis, and the column of the history of each line.
+# Learning curves by caption: the label of the y axis, and the history column for each line.
 _CURVES: dict[str, tuple[str, dict[str, str]]] = {
     "Reconstruction error: lower is better.": (
         "squared error per digit",
         {"training digits": "reconstruction_error", "held-out digits": "validation_error"},
     ),
     "Pseudo-log-likelihood: higher is better.": ("nats per digit", {"pseudo-log-likelihood": "pseudo_log_likelihood"}),
-    "Free energy of held-out digits minus that of training digits: a rise means overfitting.": (
+    "Free energy of held-out digits minus free energy of training digits: an increase indicates overfitting.": (
         "nats",
         {"gap": "free_energy_gap"},
     ),
@@ -370,7 +378,7 @@ def _binary(images: Array) -> Array:
 
 
 def _left_half(images: Array) -> Array:
-    """Return images with a gray right half."""
+    """Return the images with the right half replaced by gray."""
     return np.where(_LEFT_HALF, images, np.float32(0.5))
 
 

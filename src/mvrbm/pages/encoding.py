@@ -1,4 +1,4 @@
-"""Arrays as JSON, for the scripts of a page."""
+"""Encoding of arrays as JSON for the scripts on a page."""
 
 import base64
 from typing import Any
@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 
 def encode(array: ArrayLike) -> dict[str, Any]:
-    """Encode an array for JSON, with its values in base64. ``templates/decode.js`` decodes it.
+    """Encode an array for JSON, with its values in base64. The script ``templates/decode.js`` decodes the result.
 
     The values are stored as bytes if this is exact, as 16-bit floats if the array has 16-bit floats, and otherwise as
     32-bit floats.

@@ -1,4 +1,4 @@
-"""The enlarging page, which enlarges photographs with the models in the package."""
+"""The enlarging page, which enlarges photographs with the models that come with the package."""
 
 import base64
 import os
@@ -17,29 +17,30 @@ from mvrbm.vision.shipped import shipped_stages
 from mvrbm.vision.stages import SymmetricStage
 from mvrbm.vision.super_resolution import SuperResolver
 
-# The photograph behind the button "Use the example".
+# Photograph for the button "Use the example".
 _EXAMPLE = Path(__file__).parent / "templates" / "example.png"
-# Scalar settings and arrays of a stage that the page needs.
+# Scalar settings of a stage that the page uses.
 _SETTINGS = ("patch", "stride", "floor")
+# Arrays of a stage that the page uses.
 _ARRAYS = ("left", "right", "bias", "visible_bias")
 
 
 def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] = SCALES) -> Path:
     """Write an HTML file that enlarges photographs in the browser, without a network connection.
 
-    The page computes the same as :meth:`mvrbm.vision.SuperResolver.pretrained`, but ignores transparency.
+    The page uses the same models as :meth:`mvrbm.vision.SuperResolver.pretrained`, but ignores transparency.
 
     Parameters
     ----------
     path : path
-        The file. An existing file is replaced once the new one is complete.
+        File to write. An existing file is replaced after the new file is complete.
     scales : sequence of {2, 3, 4}
-        Enlargements per side that the page offers.
+        Scale factors that the page offers.
 
     Returns
     -------
     Path
-        The file.
+        Path of the file.
     """
     cpu = torch.device("cpu")
     stages = {scale: shipped_stages(f"x{choice(scale, 'scale', SCALES)}", cpu).symmetric for scale in scales}
@@ -48,7 +49,7 @@ def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] 
 
 
 def template_values(stages: Mapping[int, Sequence[SymmetricStage]], rounds: int) -> dict[str, Any]:
-    """Return the values of the template for the stages of each scale, with `rounds` of back-projection after each."""
+    """Return the template values for the stages of each scale. `rounds` is the number of back-projection rounds."""
     models = [
         {"scale": scale, "rounds": rounds, "stages": [_describe(stage) for stage in of_scale]}
         for scale, of_scale in stages.items()
@@ -59,7 +60,7 @@ def template_values(stages: Mapping[int, Sequence[SymmetricStage]], rounds: int)
 
 
 def _describe(stage: SymmetricStage) -> dict[str, Any]:
-    """Return the settings of a stage and its weights, in the half precision in which the package stores them."""
+    """Return the settings and weights of a stage. As in the package, the weights are stored in half precision."""
     described: dict[str, Any] = {name: getattr(stage, name) for name in _SETTINGS}
     for name in _ARRAYS:
         described[name] = encode(getattr(stage, name).detach().cpu().half().numpy())

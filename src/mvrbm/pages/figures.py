@@ -1,4 +1,4 @@
-"""Figures as HTML: grids of images as PNG, and line plots as SVG in the colors of the page."""
+"""Figures in HTML: image grids as PNG, and line plots as SVG in the colors of the page."""
 
 import base64
 import contextlib
@@ -15,7 +15,7 @@ from mvrbm.extras import require
 
 __all__ = ["Figure", "curves", "image_grid", "styled"]
 
-# Placeholder for the text color of the page. No plot uses this color otherwise.
+# Placeholder for the text color of the page. Plots do not use this color for anything else.
 _INK = "#010203"
 _COLORS = ("#2a78c2", "#d1672a", "#3a9460", "#a0508c")
 _DASHES = ("-", "--", ":", "-.")
@@ -34,7 +34,7 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """HTML of a picture, including its alternative text, and its caption."""
+    """HTML of a figure, including the alternative text, and its caption."""
 
     html: str
     caption: str
@@ -48,13 +48,13 @@ def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, sy
     images : array of shape (n, height, width)
         Images with values from 0 (black) to 1 (white).
     alt : str
-        Alternative text, for readers who cannot see the picture.
+        Alternative text for readers who cannot see the image.
     caption : str
         Caption of the figure.
     columns : int
-        Number of columns of the grid.
+        Number of columns in the grid.
     symmetric : bool
-        Whether to scale each image separately, such that zero is middle gray. Use this for filters.
+        Whether to scale each image separately so that zero is middle gray. Use this option for filters.
 
     Returns
     -------
@@ -75,7 +75,10 @@ def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, sy
 
 
 def _arrange(images: NDArray[Any], columns: int) -> NDArray[Any]:
-    """Arrange images (n, height, width) with transparent gaps. Returns gray and alpha values (rows, columns, 2)."""
+    """Arrange images of shape (n, height, width) in a grid with transparent gaps.
+
+    Returns gray and alpha values of shape (rows, columns, 2).
+    """
     n, height, width = images.shape
     rows = -(-n // columns)
     gap = max(1, height // 14)
@@ -96,13 +99,13 @@ def curves(
     Parameters
     ----------
     series : mapping from str to tuple of sequences
-        The x and y values of each line, by its name.
+        Name of each line, with its x and y values.
     alt : str
-        Alternative text, for readers who cannot see the plot.
+        Alternative text for readers who cannot see the plot.
     caption : str
         Caption of the figure.
     x_label, y_label : str
-        Labels of the axes.
+        Axis labels.
 
     Returns
     -------
@@ -127,7 +130,7 @@ def curves(
 
 
 def styled(changes: Mapping[Any, Any] | None = None) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which matplotlib uses the style of the reports, with some `changes`."""
+    """Return a context manager that applies the report style, updated with `changes`, to matplotlib."""
     context = require("matplotlib", "a plot", "demo").rc_context({**_STYLE, **(changes or {})})
     return cast("contextlib.AbstractContextManager[None]", context)
 

@@ -1,4 +1,4 @@
-"""The playground: a page on which a model of pictures draws, completes and classifies."""
+"""The playground, a page on which an image model draws, completes and classifies images."""
 
 import os
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.pages.encoding import encode
 from mvrbm.units import Unit
 
-# Units of pictures and of labels that templates/machine.js implements.
+# Unit types for images and labels that templates/machine.js implements.
 _PICTURE_UNITS = ("bernoulli", "gaussian")
 _LABEL_UNITS = ("categorical",)
-# Maximum number of chains of training on the page, as initial pictures. 40 binary pictures of 28x28 take 42 kB.
+# Maximum number of training chains to include as initial images. 40 binary images of 28x28 pixels take 42 kB.
 _MAX_STARTS = 40
 
 
@@ -29,16 +29,16 @@ def write_playground(model: Any, path: str | os.PathLike[str], *, title: str | N
     Parameters
     ----------
     model : BoltzmannMachine or estimator
-        A model with one visible layer with two axes, of Bernoulli or Gaussian units, and at most one layer of labels.
+        A model with one two-dimensional visible layer of Bernoulli or Gaussian units, and at most one label layer.
     path : path
-        The file. An existing file is replaced once the new one is complete.
+        File to write. An existing file is replaced after the new file is complete.
     title : str, optional
-        Heading of the page. Default: the class of the model.
+        Heading of the page. Default: the class name of the model.
 
     Returns
     -------
     Path
-        The file.
+        Path of the file.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def write_playground(model: Any, path: str | os.PathLike[str], *, title: str | N
 
 
 def _template_values(model: Any, title: str) -> dict[str, Any]:
-    """Return the values of the template for a model. Raises ValueError if the page cannot run the model."""
+    """Return the template values for a model. Raises ValueError if the page cannot run the model."""
     machine = _machine_of(model)
     picture, label = _layers_of(machine, type(model).__name__)
     visible = machine.layers[picture]
@@ -82,7 +82,7 @@ def _template_values(model: Any, title: str) -> dict[str, Any]:
         "rows": rows,
         "columns": columns,
         "hidden": f"{hidden.n_sites:,}",
-        "sizes": f"{rows} × {columns} pixels, {hidden_shape} hidden units and {machine.n_parameters:,} learned numbers",
+        "sizes": f"{rows} × {columns} pixels, {hidden_shape} hidden units and {machine.n_parameters:,} parameters",
         "summary": f"{type(model).__name__}, {visible.name} pixels, {machine.links[picture].name} coupling",
         "version": __version__,
     }
@@ -94,13 +94,13 @@ def _machine_of(model: Any) -> BoltzmannMachine:
         got = type(model).__name__
         if len(machines) > 1:
             got += f", a stack of {len(machines)} machines"
-        wanted = "a page needs a model with one Boltzmann machine, such as an MVRBM or a ClassificationMVRBM"
+        wanted = "a page requires a model with one Boltzmann machine, such as an MVRBM or a ClassificationMVRBM"
         raise ValueError(f"{wanted}, got {got}")
     return machines[0]
 
 
 def _layers_of(machine: BoltzmannMachine, kind: str) -> tuple[str, str | None]:
-    """Return the names of the layer of pictures and of the layer of labels, or None if there are no labels."""
+    """Return the names of the image layer and the label layer. The latter is None if there are no labels."""
     layers = machine.layers
     pictures = [name for name, unit in layers.items() if unit.name in _PICTURE_UNITS and len(unit.shape) == 2]
     labels = [name for name, unit in layers.items() if unit.name in _LABEL_UNITS and len(unit.shape) == 1]
@@ -109,15 +109,15 @@ def _layers_of(machine: BoltzmannMachine, kind: str) -> tuple[str, str | None]:
     if len(pictures) != 1 or len(labels) > 1 or others or hidden not in _PICTURE_UNITS:
         given = [f"'{name}': {unit.name} {unit.shape}" for name, unit in layers.items()]
         raise ValueError(
-            "a page needs one visible layer with two axes, of bernoulli or gaussian units, at most one categorical "
-            f"layer of labels, and bernoulli or gaussian hidden units, got {kind} with {', '.join(given)} and hidden "
-            f"{hidden} units"
+            "a page requires one visible layer with two axes of bernoulli or gaussian units, at most one categorical "
+            f"label layer, and bernoulli or gaussian hidden units, got {kind} with {', '.join(given)} and {hidden} "
+            "hidden units"
         )
     return pictures[0], labels[0] if labels else None
 
 
 def _describe(unit: Unit, link: Coupling | None = None) -> dict[str, Any]:
-    """Return the parameters of a layer, and the factors of its coupling if it has one."""
+    """Return the parameters of a layer and, if `link` is given, the factors of its coupling."""
     with torch.no_grad():
         described = {
             "kind": unit.name,
@@ -136,7 +136,7 @@ def _encode(tensor: Tensor) -> dict[str, Any]:
 
 
 def _gray_range(unit: Unit, chains: Tensor | None) -> list[float]:
-    """Return the values to show as black and white: the bounds of the unit, or bounds that most pixels lie within."""
+    """Return the values to show as black and white: the bounds of the unit, or a range that contains most pixels."""
     if np.isfinite(unit.data_range).all():
         return list(unit.data_range)
     if chains is not None:
@@ -147,18 +147,18 @@ def _gray_range(unit: Unit, chains: Tensor | None) -> list[float]:
 
 
 def _starts(chains: Mapping[str, Tensor], picture: str, label: str | None) -> dict[str, Any] | None:
-    """Return some chains of training, with labels as balanced as possible, or None if the model has no chains."""
+    """Return a selection of training chains with balanced labels, or None if the model has no chains."""
     if not chains:
         return None
     labels = np.zeros(len(chains[picture]), int) if label is None else chains[label].argmax(-1).cpu().numpy()
-    # Position of each chain among the chains of its label. Sorting by it takes one chain of every label in turn.
+    # Position of each chain among the chains with the same label. Sorting by position cycles through the labels.
     positions = [np.count_nonzero(labels[:row] == labels[row]) for row in range(len(labels))]
     rows = np.argsort(positions, kind="stable")[:_MAX_STARTS]
     return {"visible": _encode(chains[picture][rows]), "labels": labels[rows].tolist()}
 
 
 def _classes(model: Any, label: str, count: int) -> list[str]:
-    """Return the names of the classes, or their numbers if the model has no names."""
+    """Return the class names, or consecutive numbers if the model does not store class names."""
     classes = getattr(model, "classes_", range(count))
     if isinstance(classes, dict):
         classes = classes.get(label, range(count))

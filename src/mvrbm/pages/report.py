@@ -13,7 +13,7 @@ __all__ = ["Page", "Section", "Table"]
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose first column names the rows."""
+    """Table whose first column contains the row names."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -22,7 +22,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, followed by paragraphs, links, tables and figures. A link is a pair of text and address."""
+    """Section of a report: a heading, paragraphs, links, tables and figures.
+
+    Each link is a pair of text and URL.
+    """
 
     title: str
     text: Sequence[str] = ()
@@ -33,7 +36,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A report: title, introduction, sections and footer."""
+    """Report with a title, an introduction, sections and a footer."""
 
     title: str
     lead: str
@@ -41,5 +44,5 @@ class Page:
     footer: str = ""
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report to an HTML file. An existing file is replaced once the new one is complete."""
+        """Write the report to an HTML file. An existing file is replaced after the new file is complete."""
         return write_html("mvrbm.pages", "report.html", path, page=self)

@@ -1,8 +1,8 @@
-"""Images: noise and its removal, resampling, color, quality measures and super-resolution.
+"""Image processing: denoising, super-resolution, resampling, color spaces and quality metrics.
 
-There are two estimators, :class:`SuperResolver` and :class:`PhotoDenoiser`, which share the stages of
-:mod:`mvrbm.vision.stages`. :mod:`mvrbm.vision.denoising` uses any trained machine as the prior of clean images.
-:mod:`mvrbm.io.pictures` reads and writes files, and :mod:`mvrbm.pages` draws figures.
+The two estimators, :class:`SuperResolver` and :class:`PhotoDenoiser`, are both built from the stages in
+:mod:`mvrbm.vision.stages`. :mod:`mvrbm.vision.denoising` uses any trained machine as a prior for clean images.
+:mod:`mvrbm.io.pictures` reads and writes image files, and :mod:`mvrbm.pages` draws figures.
 """
 
 import importlib

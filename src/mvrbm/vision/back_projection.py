@@ -1,7 +1,8 @@
-r"""Back-projection: make a high-resolution image consistent with the low-resolution one.
+r"""Back-projection, which makes a high-resolution image consistent with the low-resolution image.
 
-Each round adds the enlarged error of the reduced image, :math:`H \leftarrow H + E (L - D H)`, where D reduces and E
-enlarges. Every round adds an enlarged image, so H always has the form :math:`H_0 + E C` with
+Each round reduces the high-resolution image H, computes the error with respect to the low-resolution image L, and adds
+the enlarged error to H: :math:`H \leftarrow H + E (L - D H)`, where D reduces and E enlarges an image. Because every
+round adds an enlarged image, H always has the form :math:`H_0 + E C` with
 
 .. math:: C \leftarrow C + (L - D H_0) - D E C,
 
@@ -16,16 +17,19 @@ from torch import Tensor
 
 from mvrbm.vision.resampling import enlarging_taps, reducing_taps, taps_matrix
 
-# Entries of a line computed by one matrix product. Longer blocks have matrices of mostly zeros.
+# Number of entries of a line to compute with one matrix product. The matrices of longer blocks are mostly zero.
 _BLOCK = 64
 
-# Part of a resampled line as a matrix product: output entries, input entries, matrix.
+# Part of a resampled line, computed by a matrix product: output entries, input entries, matrix.
 _Block = tuple[slice, slice, Tensor]
 
 
 @torch.no_grad()
 def back_project(low: Tensor, high: Tensor, scale: int, rounds: int) -> Tensor:
-    """Make a high-resolution image (h * scale, w * scale) consistent with a low-resolution one (h, w), in place."""
+    """Make a high-resolution image consistent with the low-resolution image, in place.
+
+    `low` has shape (h, w) and `high` has shape (h * scale, w * scale).
+    """
     if rounds == 0:
         return high
     reducing, enlarging, both = (
@@ -44,7 +48,10 @@ def back_project(low: Tensor, high: Tensor, scale: int, rounds: int) -> Tensor:
 
 
 def _blocks(kind: str, size: int, scale: int, like: Tensor) -> list[_Block]:
-    """Return the blocks that reduce to a line of `size` pixels, enlarge one, or enlarge and then reduce it."""
+    """Return the blocks for one operation on a line that has `size` pixels at low resolution.
+
+    `kind` is "reduce", "enlarge", or "both" (enlarge and then reduce).
+    """
     length = size * scale if kind == "enlarge" else size
     blocks = []
     for start in range(0, length, _BLOCK):
@@ -66,10 +73,11 @@ def _across(image: Tensor, blocks: list[_Block]) -> Tensor:
 
 
 def error_projection(size: int, scale: int, rounds: int, like: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a differentiable map from errors (n, size * scale, size * scale) to errors after back-projection.
+    """Return a differentiable function that maps errors before back-projection to errors after it.
 
-    The truth is consistent with the low-resolution image except for rounding, so back-projection depends only on the
-    error. All rounds together are one matrix (size^2, size^2), which suits batches of small images.
+    Errors have shape (n, size * scale, size * scale). The true image is consistent with the low-resolution image except
+    for rounding, so the effect of back-projection depends only on the error. All rounds are combined into one matrix of
+    shape (size^2, size^2), which is efficient for batches of small images.
     """
     if rounds == 0:
         return lambda error: error

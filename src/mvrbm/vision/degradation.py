@@ -1,6 +1,6 @@
-"""Degraded photographs: estimating noise and JPEG compression, and simulating them to train with.
+"""Estimation of noise and JPEG compression in photographs, and simulation of both for training.
 
-Simulations work on batches of crops (n, c, h, w) with white at 1, on any device.
+Simulations work on batches of crops of shape (n, c, h, w) with white at 1, on any device.
 """
 
 import functools
@@ -22,7 +22,7 @@ from mvrbm.vision.color import OPPONENT
 from mvrbm.vision.images import Array, check_image, white
 from mvrbm.vision.resampling import enlarging_taps, reducing_taps, taps_matrix
 
-#: The luminance quantization table of the JPEG standard, which the quality setting scales.
+#: Luminance quantization table in the JPEG standard. The quality setting scales this table.
 STANDARD_STEPS = np.array(
     [
         [16, 11, 10, 16, 24, 40, 51, 61, 12, 12, 14, 19, 26, 58, 60, 55],
@@ -32,36 +32,36 @@ STANDARD_STEPS = np.array(
     ]
 ).ravel()
 
-#: JPEG files of a higher quality count as undamaged.
+#: JPEG files with a higher quality are considered free of artifacts.
 HIGHEST_QUALITY = 95
-#: Weaker noise counts as none, as a fraction of white.
+#: Smallest standard deviation, as a fraction of the white level, that is considered noise.
 SMALLEST_NOISE = 1.5 / 255
 
-# Side of the blocks that noise is estimated from, in details of 2x2 pixels.
+# Side length of the blocks used to estimate noise, in units of 2x2 pixels.
 _BLOCK = 8
-# Fraction of blocks with the least detail, whose detail is assumed to be noise.
+# Quantile of the block standard deviations that is used as the noise estimate.
 _QUIET = 0.1
-# Noise has equal variance in all directions; blocks up to this ratio count as noise.
+# Largest ratio between axis-aligned and diagonal variance in a block of noise. White noise has a ratio of 1.
 _MOST_ANISOTROPY = 1.4
 # Minimum fraction of blocks that must look like noise.
 _LEAST_NOISE_BLOCKS = 0.04
-# Blocks with a larger fraction of black or white pixels are ignored, because clipping weakens noise.
+# Blocks with a larger fraction of black or white pixels are ignored, because clipping reduces the noise.
 _CLIPPED = 0.02
-# At least this fraction of blocks is used, however clipped.
+# Minimum fraction of blocks to use, even if they are clipped.
 _LEAST_UNCLIPPED = 0.25
-# Minimum fraction of isolated black and of isolated white pixels in salt-and-pepper noise.
+# Minimum fraction of isolated black pixels, and of isolated white pixels, in salt-and-pepper noise.
 _LEAST_SALT = 0.001
-# Minimum fraction of isolated black and white pixels that stand out from their neighbors.
+# Minimum fraction of the isolated pixels that must differ clearly from their neighbors.
 _LEAST_OUTSTANDING = 0.6
-# Standard deviations of the noise by which a pixel stands out from its neighbors.
+# Minimum difference between a corrupted pixel and its neighbors, in standard deviations of the noise.
 _STANDS_OUT = 4.0
 
 
 class Degradation(NamedTuple):
-    """JPEG compression and noise found in a photograph."""
+    """JPEG compression and noise in a photograph."""
 
-    quality: int | None  # JPEG quality, None if the photograph is not compressed
-    noise: float  # standard deviation as a fraction of white
+    quality: int | None  # JPEG quality, or None if there are no JPEG artifacts
+    noise: float  # standard deviation as a fraction of the white level
 
     def __str__(self) -> str:
         parts = [f"JPEG of quality {self.quality}"] if self.quality is not None else []
@@ -70,28 +70,28 @@ class Degradation(NamedTuple):
 
 
 def jpeg_steps(quality: float) -> NDArray[np.int64]:
-    """Return the luminance quantization table (64,) that libjpeg uses for a quality from 1 to 100."""
+    """Return the luminance quantization table, of shape (64,), that libjpeg uses for a quality from 1 to 100."""
     factor = 5000 // quality if quality < 50 else 200 - 2 * quality
     return np.clip((STANDARD_STEPS * factor + 50) // 100, 1, 255).astype(np.int64)
 
 
 def jpeg_quality(table: Sequence[int]) -> int:
-    """Return the quality from 1 to 100 whose luminance quantization table is closest to a given one."""
+    """Return the quality from 1 to 100 whose luminance quantization table is closest to the given table."""
     given = np.log(np.asarray(table, np.float64).mean())
     return min(range(1, 101), key=lambda quality: abs(math.log(jpeg_steps(quality).mean()) - given))
 
 
 def estimate_noise(image: Any) -> float:
-    """Estimate the standard deviation of Gaussian noise in a photograph, as a fraction of white.
+    """Estimate the standard deviation of Gaussian noise in a photograph, as a fraction of the white level.
 
-    White noise has the same variance in all fine details and everywhere, whereas image detail is stronger along rows
-    and columns. The estimate is taken from the tenth of the image blocks with the least detail. It is 0 if hardly any
-    block looks like white noise.
+    White noise has the same variance in all directions, whereas image detail is stronger along rows and columns than
+    along diagonals. The estimate is based on the 10 percent of image blocks with the least detail. It is 0 if hardly
+    any block looks like white noise.
 
     Parameters
     ----------
-    image : array (H, W), (H, W, 3) or (H, W, 4)
-        Bytes, 16-bit integers or floats from 0 to 1. Alpha is ignored.
+    image : array of shape (H, W), (H, W, 3) or (H, W, 4)
+        Gray, RGB or RGBA image of type uint8, uint16, or floats from 0 to 1. Alpha is ignored.
     """
     array = check_image(image)
     pixels = array[..., None] if array.ndim == 2 else array[..., :3]
@@ -99,7 +99,7 @@ def estimate_noise(image: Any) -> float:
     if even.size == 0:
         return 0.0
     a, b, c, d = even[::2, ::2], even[::2, 1::2], even[1::2, ::2], even[1::2, 1::2]
-    # Details of 2x2 pixels: diagonal, along rows, along columns.
+    # Haar wavelet coefficients of 2x2 pixels: diagonal, vertical and horizontal differences.
     bands = np.stack([a - b - c + d, a + b - c - d, a - b + c - d]) / 2
     rows, columns = (max(1, size // _BLOCK) for size in a.shape[:2])
     height = a.shape[0] // rows
@@ -119,21 +119,22 @@ def estimate_noise(image: Any) -> float:
     deviations = np.sqrt(diagonal)
     counted = whole if (noise & whole).any() else np.ones_like(whole)
     lowest = min(np.quantile(deviations[some], _QUIET) for some in (counted, counted & noise))
-    # Sampling error of the lowest tenth of equally noisy blocks.
+    # Expected relative deviation of the lowest decile if all blocks are equally noisy.
     by_chance = 1.28 / math.sqrt(2 * height * width * blocks.shape[-1])
     return float(lowest / (1 - min(by_chance, 0.5)))
 
 
 def estimate_salt(image: Any) -> float:
-    """Estimate the fraction of pixels that salt-and-pepper noise has replaced, 0 for a photograph without it.
+    """Estimate the fraction of pixels replaced by salt-and-pepper noise.
 
-    Salt-and-pepper noise is present if there are both black and white pixels that are isolated among their neighbors
-    and differ from them by more than Gaussian noise explains. Each channel counts separately.
+    Salt-and-pepper noise is detected if the image has both isolated black pixels and isolated white pixels that differ
+    from their neighbors by more than Gaussian noise explains. Otherwise, the estimate is 0. The pixels of each channel
+    are counted separately.
 
     Parameters
     ----------
-    image : array (H, W), (H, W, 3) or (H, W, 4)
-        Bytes, 16-bit integers or floats from 0 to 1. Alpha is ignored.
+    image : array of shape (H, W), (H, W, 3) or (H, W, 4)
+        Gray, RGB or RGBA image of type uint8, uint16, or floats from 0 to 1. Alpha is ignored.
     """
     pixels = as_channels(check_image(image))[:, None]  # (c, 1, h, w)
     kinds = torch.stack([pixels <= 0, pixels >= 1]).float()
@@ -150,10 +151,10 @@ def estimate_salt(image: Any) -> float:
 
 
 def estimate_degradation(image: Any, table: Sequence[int] | None = None) -> Degradation:
-    """Estimate JPEG compression and noise of a photograph.
+    """Estimate the JPEG compression and the noise of a photograph.
 
-    Compression is read from `table`, the luminance quantization table of the JPEG file. A quality above 95 and noise
-    below 1.5 of 255 count as no degradation.
+    `table` is the luminance quantization table of the JPEG file, from which the quality is estimated. A quality above
+    95, and noise with a standard deviation below 1.5/255, are ignored.
     """
     quality = None if table is None else jpeg_quality(table)
     if quality is not None and quality > HIGHEST_QUALITY:
@@ -163,15 +164,16 @@ def estimate_degradation(image: Any, table: Sequence[int] | None = None) -> Degr
 
 
 def as_channels(array: Array) -> Tensor:
-    """Return the gray or RGB channels of an image as floats with white at 1, (c, h, w)."""
+    """Convert the gray or RGB channels of an image to floats of shape (c, h, w) with white at 1."""
     colors = array[..., None] if array.ndim == 2 else array[..., :3]
     return torch.from_numpy(np.ascontiguousarray(colors.transpose(2, 0, 1), np.float32)) / white(array.dtype)
 
 
 def median_of_uncorrupted(images: Tensor, mask: Tensor) -> Tensor:
-    """Replace corrupted pixels (mask 1) by the median of the uncorrupted pixels around them.
+    """Replace corrupted pixels (mask 1) with the median of their uncorrupted neighbors.
 
-    The neighborhood has 3x3 pixels, or 5x5 or 7x7 where all pixels are corrupted. Both arguments are (n, 1, h, w).
+    The neighborhood has 3x3 pixels. If all of them are corrupted, it is extended to 5x5 or 7x7 pixels. `images` and
+    `mask` have shape (n, 1, h, w).
     """
     for side in (3, 5, 7):
         known = torch.where(mask > 0, torch.nan, images)
@@ -186,7 +188,7 @@ def median_of_uncorrupted(images: Tensor, mask: Tensor) -> Tensor:
 
 
 class Degraded(NamedTuple):
-    """Degraded images with what a stage may know about them, and the images that it should return."""
+    """Degraded images, the target images, and the information about the degradation that a stage may use."""
 
     images: Tensor  # (n, c, h, w)
     goal: Tensor  # (n, c, h, w)
@@ -195,30 +197,30 @@ class Degraded(NamedTuple):
 
 
 class Simulation(ABC):
-    """A random degradation of clean images, which stages learn to undo."""
+    """Random degradation of clean images, which stages learn to undo."""
 
-    border = 8  # pixels at each side of a crop that do not count in the loss
-    known_level = True  # whether stages are given the level
-    multiple = 1  # the sides of images must be multiples of this number
+    border = 8  # number of pixels on each side of a crop that the loss ignores
+    known_level = True  # whether stages receive the level
+    multiple = 1  # height and width of the images must be multiples of this number
 
     @abstractmethod
     def __call__(self, truth: Tensor, rng: RandomSource, level: float | None = None) -> Degraded:
-        """Degrade images (n, c, h, w) by a given level, or by a random level for each image."""
+        """Degrade images of shape (n, c, h, w). If `level` is None, each image gets a random level."""
 
     def project(self, image: Tensor, truth: Tensor) -> Tensor:
-        """Impose constraints on the result of a stage. Default: none."""
+        """Impose constraints on the output of a stage. The default implementation imposes none."""
         return image
 
 
 def _levels(level: float | None, low: float, high: float, like: Tensor, rng: RandomSource) -> Tensor:
-    """Return the given level, or uniform random levels from `low` to `high`, for each image of a batch."""
+    """Return one level per image in a batch: `level`, or uniform random levels from `low` to `high` if it is None."""
     if level is not None:
         return like.new_full((len(like),), float(level))
     return rng.uniform((len(like),), like) * (high - low) + low
 
 
 class SimulatedReduction(Simulation):
-    """Images reduced by `scale` and enlarged by bicubic interpolation, with back-projection after every stage."""
+    """Bicubic reduction by `scale` followed by bicubic enlargement, with back-projection after each stage."""
 
     known_level = False
 
@@ -231,11 +233,14 @@ class SimulatedReduction(Simulation):
     def __call__(self, truth: Tensor, rng: RandomSource, level: float | None = None) -> Degraded:
         down, up = _resampling(truth.shape[-1], self.scale, truth.dtype, truth.device)
         small = down @ truth @ down.mT
-        # A constant level: errors of all images count equally.
+        # A constant level gives the errors of all images the same weight.
         return Degraded(up @ small @ up.mT, truth, truth.new_full((1,), 0.1), None)
 
     def project(self, image: Tensor, truth: Tensor) -> Tensor:
-        """Apply back-projection, which changes only the error because the truth is consistent."""
+        """Apply back-projection to the error of the image.
+
+        The true image is not affected, because it is consistent with the low-resolution image.
+        """
         size = truth.shape[-1] // self.scale
         project = _projection(size, self.scale, self.rounds, truth.dtype, truth.device)
         return truth + project((image - truth)[:, 0])[:, None]
@@ -256,10 +261,10 @@ def _projection(
 
 
 class SimulatedNoise(Simulation):
-    """Gaussian noise with a standard deviation from 3 to 80 of 255. RGB is converted to opponent colors."""
+    """Gaussian noise with a standard deviation from 3/255 to 80/255. RGB images are converted to opponent colors."""
 
     def __call__(self, truth: Tensor, rng: RandomSource, level: float | None = None) -> Degraded:
-        # Uniform on a logarithmic scale. A given level is in units of 1/255.
+        # Levels are uniform on a logarithmic scale. `level` is in units of 1/255.
         logarithm = _levels(None if level is None else math.log(level), math.log(3), math.log(80), truth, rng)
         sigma = logarithm.exp() / 255
         noisy = truth + sigma[:, None, None, None] * rng.normal(truth.shape, truth)
@@ -269,7 +274,10 @@ class SimulatedNoise(Simulation):
 
 
 class SimulatedJpeg(Simulation):
-    """JPEG compression of luminance with a quality from 10 to 98. The level is a quarter of the mean step."""
+    """JPEG compression of luminance with a quality from 10 to 98.
+
+    The level of the degraded images is one quarter of the mean quantization step.
+    """
 
     def __call__(self, truth: Tensor, rng: RandomSource, level: float | None = None) -> Degraded:
         quality = _levels(level, 10, 98, truth, rng).round()
@@ -279,7 +287,10 @@ class SimulatedJpeg(Simulation):
 
 
 class SimulatedSalt(Simulation):
-    """Black and white pixels, from 1 to 50 percent, replaced by the median of their uncorrupted neighbors."""
+    """Salt-and-pepper noise on 1 to 50 percent of the pixels.
+
+    Corrupted pixels are replaced with the median of their uncorrupted neighbors.
+    """
 
     def __call__(self, truth: Tensor, rng: RandomSource, level: float | None = None) -> Degraded:
         share = _levels(level, 0.01, 0.5, truth, rng)
@@ -292,21 +303,22 @@ class SimulatedSalt(Simulation):
 
 @functools.lru_cache(maxsize=8)
 def _constant(name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a small constant, cached on the device: CUDA graphs cannot copy it while they are captured."""
+    """Return a small constant that is cached on the device, because it cannot be copied during CUDA graph capture."""
     values = {"opponent": OPPONENT, "waves": dct(np.eye(8), axis=0, norm="ortho"), "steps": STANDARD_STEPS}[name]
     return torch.from_numpy(values).to(device, dtype)
 
 
 def to_opponent(images: Tensor) -> Tensor:
-    """Convert RGB (n, 3, h, w) to opponent colors."""
+    """Convert RGB images of shape (n, 3, h, w) to opponent colors."""
     return torch.einsum("dc,nchw->ndhw", _constant("opponent", images.dtype, images.device), images)
 
 
 def compress(images: Tensor, quality: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply JPEG compression to luminance (n, 1, h, w).
+    """Apply JPEG compression to luminance images of shape (n, 1, h, w).
 
-    `quality` (n,) is from 1 to 100, and `starts` (2, n, 1), from 0 to 7, is the offset of the blocks of each image.
-    Return the images, and a quarter of the mean quantization step as a fraction of white, (n,).
+    `quality`, of shape (n,), is from 1 to 100. `starts`, of shape (2, n, 1), contains the vertical and horizontal
+    offsets of the JPEG blocks in each image, from 0 to 7. Returns the compressed images and the artifact levels of
+    shape (n,): one quarter of the mean quantization step, as a fraction of the white level.
     """
     n, _, height, width = images.shape
     device = images.device

@@ -1,12 +1,13 @@
-r"""Adding noise to images, and removing it with any trained machine as the prior of clean images.
+r"""Simulation of noise, and denoising with any trained machine as a prior for clean images.
 
-The machine is the prior, the noise model is the likelihood, and the clean image is inferred. With observed pixels y,
-clean pixels X and hidden units Y,
+The machine defines the prior, the noise model defines the likelihood, and the clean image is inferred. With observed
+pixels y, clean pixels X and hidden units Y,
 
 .. math:: p(X, Y \mid y) \propto e^{-E(X, Y)} \prod_{ij} p(y_{ij} \mid x_{ij}).
 
-Given Y, the pixels are independent, with the distribution of an :class:`~mvrbm.vision.observations.Observation`. Given
-X, the hidden units are independent of each other and of y. Mean field and Gibbs sampling use these two conditionals.
+Given Y, the pixels are independent, and an :class:`~mvrbm.vision.observations.Observation` defines their distribution.
+Given X, the hidden units are independent of each other and of y. Mean-field inference and Gibbs sampling use these two
+conditional distributions.
 """
 
 import functools
@@ -26,17 +27,17 @@ from mvrbm.vision.images import Array, check_gray_images, white
 from mvrbm.vision.observations import OBSERVATIONS, Observation
 from mvrbm.vision.patches import PatchGrid
 
-#: Kinds of noise. The level of salt-and-pepper noise is the fraction of pixels that it replaces, half of them by black
-#: and half by white. The level of Gaussian noise is its standard deviation as a fraction of white.
+#: Types of noise. The level of salt-and-pepper noise is the fraction of pixels that it replaces, half of them with
+#: black and half with white. The level of Gaussian noise is its standard deviation as a fraction of the white level.
 NOISES = ("salt-and-pepper", "gaussian")
 
-# Pixels of patches that are inferred together. Noise is estimated from at most as many.
+# Maximum number of pixels per batch of patches. The noise level is estimated from one such batch.
 _PIXELS_AT_ONCE = 2**20
-# Pixels of images that are assembled from patches together.
+# Maximum number of pixels per group of images that are assembled from patches at once.
 _PIXELS_PER_GROUP = 2**22
-# Mean-field iterations in which the noise is estimated.
+# Number of mean-field iterations for estimating the noise level.
 _FIT_ROUNDS = 5
-# Initial estimates of the noise level.
+# Initial noise level for the estimation.
 _START = {"salt-and-pepper": 0.05, "gaussian": 0.02}
 
 
@@ -45,21 +46,21 @@ def add_noise(images: Any, noise: str = "salt-and-pepper", level: float = 0.1, s
 
     Parameters
     ----------
-    images : array (n, rows, columns) or (rows, columns)
-        Gray images: bytes, or floats from 0 (black) to 1 (white).
+    images : array of shape (n, rows, columns) or (rows, columns)
+        Gray images of dtype uint8, or floats from 0 (black) to 1 (white).
     noise : {"salt-and-pepper", "gaussian"}
-        Salt-and-pepper noise replaces a pixel by black or white, each with probability `level` / 2. Gaussian noise is
-        additive: :math:`y = x + \text{level} \cdot \varepsilon`, :math:`\varepsilon \sim N(0, 1)`.
+        Type of noise. Salt-and-pepper noise replaces a pixel with black or white, each with probability `level` / 2.
+        Gaussian noise is additive: :math:`y = x + \text{level} \cdot \varepsilon`, :math:`\varepsilon \sim N(0, 1)`.
     level : float
-        Probability of replacing a pixel, from 0 to 1, or standard deviation of Gaussian noise as a fraction of white:
-        0.1 is 25.5 for bytes.
+        Probability of replacing a pixel, from 0 to 1, or standard deviation of Gaussian noise as a fraction of the
+        white level. For uint8, a level of 0.1 is a standard deviation of 25.5.
     seed : int
         Random seed.
 
     Returns
     -------
     array like `images`
-        Noisy images of the same shape and type. Bytes are rounded and clipped; floats are not clipped.
+        Noisy images of the same shape and dtype. For uint8, values are rounded and clipped. Floats are not clipped.
     """
     array = check_gray_images(images)
     random = np.random.default_rng(seed)
@@ -73,11 +74,11 @@ def add_noise(images: Any, noise: str = "salt-and-pepper", level: float = 0.1, s
 
 
 def robust_sigma(images: Array) -> float:
-    r"""Estimate the standard deviation of Gaussian noise on images (n, rows, columns) from their finest details.
+    r"""Estimate the standard deviation of Gaussian noise in images of shape (n, rows, columns).
 
-    For each block of 2x2 pixels, :math:`d = (a - b - c + e) / 2` has the standard deviation of the noise and hardly
-    depends on a smooth image. The estimate :math:`\operatorname{median} |d| / 0.6745` is robust against a few edges
-    (Donoho and Johnstone, 1994). It is 0 for images smaller than 2x2.
+    For each block of 2x2 pixels, :math:`d = (a - b - c + e) / 2` has the same standard deviation as the noise, and
+    hardly depends on the image where it is smooth. The estimate :math:`\operatorname{median} |d| / 0.6745` is robust
+    against a few edges (Donoho and Johnstone, 1994). It is 0 for images smaller than 2x2 pixels.
     """
     rows = images.shape[1] // 2 * 2
     columns = images.shape[2] // 2 * 2
@@ -99,20 +100,22 @@ def posterior_mean(
     rng: RandomSource | None = None,
     fit: bool = False,
 ) -> Tensor:
-    r"""Infer clean images by mean field or, with a random source, by block Gibbs sampling: (n, I, J) -> (n, I, J).
+    r"""Infer clean images by mean-field inference or, if `rng` is given, by block Gibbs sampling.
 
-    Mean field approximates the posterior by :math:`q(X) q(Y)`. Each round updates both factors,
+    The observed images `y` and the result have shape (n, I, J).
+
+    Mean-field inference approximates the posterior by :math:`q(X) q(Y)`. Each round updates both factors,
 
     .. math:: q(Y) = p\big(Y \mid \bar X\big), \qquad
               q(x_{ij}) \propto p(x_{ij} \mid f_{ij})\, p(y_{ij} \mid x_{ij}), \quad f = W^\top \bar Y,
 
-    where bars denote means. For binary pixels and for Gaussian units this is coordinate ascent on the variational bound
-    :math:`E_q[-E(X, Y) + \log p(y \mid X)] + H(q)`. For gray values in Bernoulli units the machine defines no
-    distribution of pixels given their mean, and the observation supplies one.
+    where bars denote means. For binary pixels and for Gaussian units, this is coordinate ascent on the variational
+    bound :math:`E_q[-E(X, Y) + \log p(y \mid X)] + H(q)`. For gray values in Bernoulli units, the machine does not
+    define the distribution of a pixel around its mean, so the observation provides one.
 
     Gibbs sampling draws :math:`Y \sim p(Y \mid X)` and :math:`x_{ij} \sim p(x_{ij} \mid y_{ij}, f_{ij})`. The result
-    is the average of :math:`E[x_{ij} \mid y_{ij}, f_{ij}]`, which varies less than the samples, over `rounds` steps
-    after `burn_in` steps. With `fit`, the observation estimates its unknown parameters in every round.
+    is the average of :math:`E[x_{ij} \mid y_{ij}, f_{ij}]` over `rounds` steps after `burn_in` steps. These conditional
+    means vary less than the samples. If `fit` is True, the observation estimates its unknown parameters in each round.
     """
     (name,) = machine.layers
     x = observation.first_guess(y)
@@ -151,41 +154,42 @@ def denoise(
     Parameters
     ----------
     model : BoltzmannMachine or fitted estimator
-        The prior of clean images, with one visible layer of matrices of Bernoulli or Gaussian units.
-    images : array (n, rows, columns) or (rows, columns)
-        Gray images, bytes or floats from 0 (black) to 1 (white). Bytes are scaled as in training: to [0, 1] for
-        Bernoulli units, and not at all for Gaussian units. Images larger than those of the model are denoised in
+        Prior for clean images, with one two-dimensional visible layer of Bernoulli or Gaussian units.
+    images : array of shape (n, rows, columns) or (rows, columns)
+        Gray images of dtype uint8, or floats from 0 (black) to 1 (white). Bytes are scaled as in training: to [0, 1]
+        for Bernoulli units, and not at all for Gaussian units. Images larger than the visible layer are denoised in
         overlapping patches, which are averaged.
     noise : {"salt-and-pepper", "gaussian"}
-        Kind of noise; see :func:`add_noise`.
+        Type of noise. See :func:`add_noise`.
     level : float, optional
-        Fraction of pixels that the noise replaces, or its standard deviation as a fraction of white. Default: one level
-        for all images, which is estimated.
+        Fraction of pixels replaced by salt-and-pepper noise, or standard deviation of Gaussian noise as a fraction of
+        the white level. If None, one level for all images is estimated.
     method : {"mean-field", "gibbs"}
-        Method of inference; see :func:`posterior_mean`.
+        Inference method. See :func:`posterior_mean`.
     rounds : int
-        Mean-field iterations.
+        Number of mean-field iterations.
     steps, burn_in : int
-        Gibbs steps to average over, and Gibbs steps before averaging.
+        Number of Gibbs steps to average over, and number of Gibbs steps before averaging.
     stride : int, optional
-        Pixels from one patch to the next. A smaller stride gives better images and takes longer. Default: a quarter of
-        the smaller side of the model's images.
+        Distance between patches in pixels. A smaller stride gives better results but takes longer. Default: a quarter
+        of the shorter side of the visible layer.
     values : {"auto", "binary", "gray"}
         Values of clean pixels in Bernoulli units: only black and white, or gray values that represent means. ``"auto"``
-        selects binary if images with salt-and-pepper noise have no gray pixel, and gray otherwise.
+        selects ``"binary"`` if the noise is salt-and-pepper and the images have no gray pixels, and ``"gray"``
+        otherwise.
     seed : int
-        Random seed of Gibbs sampling.
+        Random seed for Gibbs sampling.
 
     Returns
     -------
     array like `images`
-        Posterior means of the clean images, of the same shape and type.
+        Posterior means of the clean images, of the same shape and dtype.
 
     Notes
     -----
-    With salt-and-pepper noise, pixels that are neither black nor white are returned unchanged. The result depends on
-    how often clean gray pixels are exactly black or white, which is estimated from about a million pixels of the
-    images. The model must have been trained on similar images.
+    For salt-and-pepper noise, pixels that are neither black nor white are returned unchanged. The result depends on how
+    often clean gray pixels are exactly black or white, which is estimated from about a million pixels of the images.
+    The model must have been trained on similar images.
 
     Examples
     --------
@@ -234,8 +238,9 @@ def estimate_level(
     Returns
     -------
     float
-        The fraction of pixels replaced by salt-and-pepper noise, estimated from the black and white pixels that the
-        prior does not explain, or the standard deviation of Gaussian noise as a fraction of white.
+        Fraction of pixels replaced by salt-and-pepper noise, or standard deviation of Gaussian noise as a fraction of
+        the white level. For salt-and-pepper noise, the estimate is based on the black and white pixels that the prior
+        does not explain.
     """
     request = _Request(model, images, noise, None, stride, values)
     with sensible_threads(request.machine, request.patches_at_once):
@@ -245,7 +250,7 @@ def estimate_level(
 
 
 class _Request:
-    """The checked arguments of :func:`denoise`, and conversions between images and tensors."""
+    """Validated arguments of :func:`denoise`, with conversions between images and tensors."""
 
     def __init__(self, model: Any, images: Any, noise: str, level: float | None, stride: Any, values: str) -> None:
         self.machine, unit = _prior(model)
@@ -255,17 +260,17 @@ class _Request:
         choice(values, "values", ("auto", "binary", "gray"))
         self.patch = (unit.shape[0], unit.shape[1])
         if any(size < side for size, side in zip(batch.shape[1:], self.patch, strict=True)):
-            raise ValueError(f"images must be at least as large as the model's, {self.patch}, got {batch.shape[1:]}")
+            raise ValueError(f"images must be no smaller than the visible layer {self.patch}, got {batch.shape[1:]}")
         self.stride = max(1, min(self.patch) // 4) if stride is None else whole_number(stride, "stride")
         if self.stride > min(self.patch):
-            raise ValueError(f"stride must be at most {min(self.patch)}, the smaller side of a patch, got {stride}")
+            raise ValueError(f"stride must be at most {min(self.patch)} (the shorter side of a patch), got {stride}")
         if level is not None:
             number(level, "level", 0, 1 if self.salty else math.inf, exclude_low=True)
         self.white = white(batch.dtype)
         if self.salty and (batch.min() < 0 or batch.max() > self.white):
             found = f"{batch.min():g} to {batch.max():g}"
-            raise ValueError(f"images with salt-and-pepper noise must be from 0 (black) to 1 (white), got {found}")
-        # Whether clean images are clipped to black and white.
+            raise ValueError(f"images with salt-and-pepper noise must have values from 0 to 1, got {found}")
+        # Whether to clip clean images to the range from black to white.
         self.bounded = self.salty or not unit.gaussian or batch.dtype == np.uint8
         top = 255 * unit.byte_scale if batch.dtype == np.uint8 else 1.0
         self.patches_at_once = max(1, _PIXELS_AT_ONCE // math.prod(self.patch))
@@ -275,7 +280,7 @@ class _Request:
         elif values == "auto":
             values = "binary" if self.salty and not bool(self._gray(batch).any()) else "gray"
         self.observation = OBSERVATIONS[noise][values](unit, level, top, self._start(noise))
-        self.unit_of_model = self.white / top  # value in the images of a pixel that is 1 in the model
+        self.unit_of_model = self.white / top  # image value that corresponds to 1 in the model
 
     def _start(self, noise: str) -> float:
         """Return the initial estimate of the noise level."""
@@ -292,7 +297,7 @@ class _Request:
         return PatchGrid(n, (self.batch.shape[1], self.batch.shape[2]), self.patch, self.stride)
 
     def fit(self, rounds: int) -> Tensor:
-        """Fit the observation by mean field to patches from all over the images, and return these patches."""
+        """Fit the observation by mean-field inference to patches spread over all images, and return these patches."""
         grid = self.grid(len(self.batch))
         which = np.unique(np.linspace(0, len(grid) - 1, self.patches_at_once).astype(np.int64))
         y = self.tensor(grid.cut(self.batch, which))
@@ -300,11 +305,11 @@ class _Request:
         return y
 
     def tensor(self, patches: Array) -> Tensor:
-        # Division instead of multiplication by a rounded 1/255, so that white is exactly 1.
+        # Divide instead of multiplying by a rounded 1/255, so that white is exactly 1.
         return torch.from_numpy(np.ascontiguousarray(patches)).to(self.machine.like) / self.unit_of_model
 
     def as_given(self, clean: Array, noisy: Array) -> Array:
-        """Convert clean images to the units and the type of the noisy ones."""
+        """Convert clean images to the value range and the dtype of the noisy images."""
         clean = clean * self.unit_of_model
         if self.bounded:
             clean = np.clip(clean, 0, self.white)
@@ -325,6 +330,6 @@ def _prior(model: Any) -> tuple[BoltzmannMachine, Unit]:
     binary = unit.levels == 2 and unit.entry_modes == 0
     if len(unit.shape) != 2 or not (unit.gaussian or binary):
         found = f"{unit.name} of shape {unit.shape}"
-        raise ValueError(f"model must have a visible layer of matrices of binary or Gaussian units, got {found}")
+        raise ValueError(f"model must have a two-dimensional visible layer of binary or Gaussian units, got {found}")
     machine.check_bounded()
     return machine, unit

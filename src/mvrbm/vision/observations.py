@@ -1,9 +1,9 @@
-r"""Noise models: the distribution of a clean pixel given the observed, noisy one.
+r"""Noise models: the distribution of a clean pixel given the observed, noisy pixel.
 
-A machine gives each clean pixel a distribution :math:`p(x \mid f)` in the field :math:`f` of the hidden layer, and the
-noise gives :math:`p(y \mid x)` for the observed pixel. An :class:`Observation` computes the mean and samples of
-:math:`p(x \mid y, f) \propto p(y \mid x)\, p(x \mid f)`, pixel by pixel. :mod:`mvrbm.vision.denoising` infers the
-hidden layer.
+A machine defines the distribution :math:`p(x \mid f)` of each clean pixel, given the field :math:`f` from the hidden
+layer. The noise defines the distribution :math:`p(y \mid x)` of the observed pixel. An :class:`Observation` computes
+the mean of :math:`p(x \mid y, f) \propto p(y \mid x)\, p(x \mid f)` and draws samples from it, separately for each
+pixel. :mod:`mvrbm.vision.denoising` infers the hidden layer.
 """
 
 import math
@@ -19,15 +19,15 @@ from mvrbm.random import RandomSource
 from mvrbm.units import Gaussian, Unit
 from mvrbm.vision.images import Array
 
-# Bounds of the estimated standard deviation of Gaussian noise.
+# Bounds for the estimated standard deviation of Gaussian noise.
 _SIGMA_BOUNDS = (1e-3, 10.0)
 # Number of observed values for which posteriors are tabulated.
 _OBSERVED = 193
-# Means are counted in bins with equally spaced log-odds from -_LOGITS to _LOGITS.
+# Pixels are binned by their mean, with equally spaced log-odds from -_LOGITS to _LOGITS.
 _LOGITS = 12.0
-# Number of these bins.
+# Number of bins.
 _BINS = 129
-# Mean of each bin.
+# Mean that each bin represents.
 _BIN_MEANS = torch.sigmoid(torch.linspace(-_LOGITS, _LOGITS, _BINS, dtype=torch.float64))  # (bins,)
 
 # Gray levels for which probabilities are tabulated.
@@ -35,13 +35,13 @@ _GRAYS = torch.linspace(0, 1, 65, dtype=torch.float64)  # (levels,)
 
 
 class Observation(ABC):
-    r"""The distribution of clean pixels given observed ones and the field of the hidden layer, :math:`p(x \mid y, f)`.
+    r"""Distribution of clean pixels given the observed pixels and the field from the hidden layer.
 
-    `unit` is the visible layer of the machine, which defines :math:`p(x \mid f)`. `level` is the noise level; if it is
-    None, :meth:`fit` estimates it, starting at `start`. Black is 0, and `white` is the value of white.
+    `unit` is the visible layer of the machine, which defines :math:`p(x \mid f)`. `level` is the noise level. If None,
+    :meth:`fit` estimates the level, starting at `start`. Black is 0, and `white` is the white level.
     """
 
-    #: Whether :meth:`fit` has parameters to estimate: always, never, or (None) only if the level is unknown.
+    #: Whether :meth:`fit` has parameters to estimate. If None, only if the noise level is unknown.
     fits: ClassVar[bool | None] = None
 
     def __init__(self, unit: Unit, level: float | None, white: float, start: float) -> None:
@@ -53,36 +53,37 @@ class Observation(ABC):
         self.needs_fit = not self.known if self.fits is None else self.fits
 
     def first_guess(self, y: Tensor) -> Tensor:
-        """Return initial clean images: (n, I, J) -> (n, I, J)."""
+        """Return an initial estimate of the clean images, of shape (n, I, J)."""
         return y
 
     @abstractmethod
     def mean(self, field: Tensor, y: Tensor) -> Tensor:
-        r"""Return the mean of the clean pixels: fields and observed pixels (n, I, J) -> (n, I, J)."""
+        r"""Return the posterior mean of the clean pixels. `field`, `y` and the result have shape (n, I, J)."""
 
     @abstractmethod
     def sample(self, field: Tensor, y: Tensor, rng: RandomSource) -> Tensor:
-        r"""Draw the clean pixels: fields and observed pixels (n, I, J) -> (n, I, J)."""
+        r"""Sample the clean pixels from the posterior. `field`, `y` and the result have shape (n, I, J)."""
 
     def fit(self, field: Tensor, y: Tensor) -> None:  # noqa: B027  (some subclasses estimate nothing)
-        """Estimate the unknown parameters of the noise and of the pixels from fields and observed pixels."""
+        """Estimate the unknown parameters of the noise and the pixel distribution from fields and observed pixels."""
 
 
 class GrayPixels:
-    r"""Distribution of gray pixels with mean :math:`\mu`: black, white, or gray with a beta distribution.
+    r"""Distribution of a gray pixel with mean :math:`\mu`: a mixture of black, white and a beta distribution.
 
-    Bernoulli units trained on gray data predict the mean of a pixel, but not its distribution around the mean.
+    Bernoulli units trained on gray data predict the mean of a pixel, but not its distribution around the mean. This
+    class models the distribution with
 
     .. math:: p(0 \mid \mu) = a_0 (1 - \mu)^{k_0}, \qquad p(1 \mid \mu) = a_1 \mu^{k_1},
               \qquad 0 < a \le 1,\ k \ge 1.
 
-    The mean of the beta distribution is such that :math:`E[x \mid \mu] = \mu`. With :math:`a = k = 1`, pixels are
-    binary. With :math:`a = 1` and integer :math:`k`, a gray value is distributed like the mean of :math:`k` binary
-    draws. The parameters a_0, k_0, a_1 and k_1 are numbers, or scalar tensors during fitting. Only :meth:`levels` uses
-    the concentration of the beta distribution.
+    The mean of the beta distribution is chosen such that :math:`E[x \mid \mu] = \mu`. With :math:`a = k = 1`, pixels
+    are binary. With :math:`a = 1` and integer :math:`k`, the probabilities of black and white are those of the mean of
+    :math:`k` binary draws. The parameters a_0, k_0, a_1 and k_1 are floats, or scalar tensors during fitting. Only
+    :meth:`levels` uses the concentration of the beta distribution.
     """
 
-    # Center of the weak prior of the fit. Few pixels in images of digits are exactly 255.
+    # Center of the weak prior used for fitting. In images of digits, few pixels are exactly 255.
     usual = (0.95, 3.0, 0.3, 2.0)
     usual_concentration = 1.5
 
@@ -91,12 +92,12 @@ class GrayPixels:
         self.concentration = concentration
 
     def ends(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probabilities of black and of white for each mean."""
+        """Return the probabilities of black and white for each mean."""
         black, black_power, white, white_power = self.parameters
         return black * (1 - mean) ** black_power, white * mean**white_power
 
     def levels(self, mean: Tensor) -> Tensor:
-        """Return the probability of each gray level: (bins,) -> (bins, levels)."""
+        """Return the probability of each gray level, of shape (bins, levels), for means of shape (bins,)."""
         black, white = self.ends(mean)
         rest = (1 - black - white).clamp(min=1e-12)
         center = ((mean - white) / rest).clamp(1e-6, 1 - 1e-6)[:, None]
@@ -108,7 +109,10 @@ class GrayPixels:
 
 
 def _count_by_mean(mean: Tensor, column: Tensor, n_columns: int) -> Tensor:
-    """Count pixels by the bin of their mean and by column: two tensors of equal shape -> (bins, n_columns)."""
+    """Count pixels by the bin of their mean and by column.
+
+    `mean` and `column` have the same shape. The result has shape (bins, n_columns).
+    """
     logit = torch.logit(mean, eps=1e-7)
     row = ((logit + _LOGITS) / (2 * _LOGITS) * (_BINS - 1)).round().long().clamp(0, _BINS - 1)
     counts = torch.bincount((row * n_columns + column).reshape(-1), minlength=_BINS * n_columns)
@@ -124,17 +128,18 @@ def _fit_gray_pixels(
     spread: bool = False,
     usual_level: float | None = None,
 ) -> tuple[GrayPixels, float]:
-    """Fit the distribution of gray pixels and, unless it is known, the noise level.
+    """Fit the distribution of gray pixels and, if `known` is False, the noise level.
 
-    The log-likelihood maps a distribution and a level to a scalar. `level` is the known level, or the
-    initial value of an estimate within `bounds`. `spread` says whether to fit the concentration too. All parameters are
-    fitted on a logarithmic scale with normal priors of standard deviation 1, which count as much as a few pixels. The
-    priors are centered at the values of :class:`GrayPixels` and at `usual_level` (None: no prior for the level).
+    `log_likelihood` maps a distribution and a noise level to a scalar. `level` is the known level, or the initial value
+    of an estimate within `bounds`. If `spread` is True, the concentration is fitted too. All parameters are fitted on a
+    logarithmic scale with normal priors of standard deviation 1, which have the weight of a few pixels. The priors are
+    centered at the usual values in :class:`GrayPixels` and at `usual_level`. If `usual_level` is None, the level has no
+    prior.
     """
     from scipy.optimize import minimize
 
     usual = [*GrayPixels.usual, *([GrayPixels.usual_concentration] if spread else [])]
-    # The last result may lie at a bound, from which convergence is slow, so it is not the starting point.
+    # Do not start from the previous result: it may lie at a bound, from which convergence is slow.
     start = [*usual, *([] if known else [level])]
     limits = [(1e-3, 1), (1, 30), (1e-4, 1), (1, 30), *([(0.2, 50)] if spread else []), *([] if known else [bounds])]
     usual += [] if known or usual_level is None else [usual_level]
@@ -159,21 +164,21 @@ def _fit_gray_pixels(
 
 
 class SaltAndPepper(Observation):
-    r"""Salt-and-pepper noise of rate :math:`\rho` on binary pixels.
+    r"""Salt-and-pepper noise with rate :math:`\rho` on binary pixels.
 
-    Noise makes a pixel black or white with probability :math:`\rho / 2` each. A pixel observed as :math:`v`, black or
-    white, is unchanged with probability
+    The noise turns a pixel black or white with probability :math:`\rho / 2` each. A pixel that is observed as black or
+    white, with value :math:`v`, is unchanged with probability
 
     .. math:: w = \frac{(1 - \rho)\, p(x = v \mid f)}{(1 - \rho)\, p(x = v \mid f) + \rho / 2},
 
-    and otherwise carries no information about the clean pixel, so the posterior mean is
-    :math:`w v + (1 - w)\, E[x \mid f]`. For gray pixels :math:`w = 1`. In this class pixels are binary,
-    :math:`p(x = 1 \mid f) = \sigma(b + f)`, and the posterior is exact. Subclasses define other probabilities of black
-    and white. Expectation maximization estimates :math:`\rho` as the mean of :math:`1 - w`.
+    and otherwise carries no information about the clean pixel. Therefore, the posterior mean is
+    :math:`w v + (1 - w)\, E[x \mid f]`. For observed gray pixels, :math:`w = 1`. In this class, clean pixels are binary
+    with :math:`p(x = 1 \mid f) = \sigma(b + f)`, and the posterior is exact. Subclasses define other probabilities of
+    black and white. Expectation maximization estimates :math:`\rho` as the mean of :math:`1 - w`.
     """
 
     def ends(self, field: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probabilities that clean pixels are exactly black, and exactly white."""
+        """Return the probabilities that clean pixels are exactly black and exactly white."""
         mean = self.unit.mean(field)
         return 1 - mean, mean
 
@@ -199,15 +204,15 @@ class SaltAndPepper(Observation):
         ends = torch.where(y <= 0, black, white)[extreme]
         for _ in range(30):
             replaced = self.level / 2 / ((1 - self.level) * ends + self.level / 2)
-            # Half a pseudo-count of each kind keeps the rate between 0 and 1.
+            # Half a pseudo-count for each outcome keeps the rate between 0 and 1.
             self.level = (float(replaced.double().sum()) + 0.5) / (y.numel() + 1)
 
 
 class SaltAndPepperOnReal(SaltAndPepper):
-    r"""Salt-and-pepper noise on Gaussian units, whose pixels are clipped to black and white.
+    r"""Salt-and-pepper noise on Gaussian units, with pixels clipped to the range from black to white.
 
-    With :math:`x \mid f \sim N(m, s^2)`, a clean pixel is black if it rounds to the byte 0, so
-    :math:`p(0 \mid f) = \Phi((\delta - m) / s)` with :math:`\delta` = white / 510, and likewise for white.
+    With :math:`x \mid f \sim N(m, s^2)`, a clean pixel is black if it rounds to the byte 0. Therefore,
+    :math:`p(0 \mid f) = \Phi((\delta - m) / s)` with :math:`\delta` = white / 510, and similarly for white.
     """
 
     def ends(self, field: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,8 +226,9 @@ class SaltAndPepperOnReal(SaltAndPepper):
 class SaltAndPepperOnGray(SaltAndPepper):
     r"""Salt-and-pepper noise on Bernoulli units whose means represent gray values.
 
-    The machine gives the expected gray value :math:`\mu = \sigma(b + f)`, and :class:`GrayPixels` gives the probability
-    that a pixel is *exactly* black or white. Its parameters, and the rate unless it is known, maximize the likelihood
+    The machine predicts the expected gray value :math:`\mu = \sigma(b + f)`, and :class:`GrayPixels` defines the
+    probability that a pixel is *exactly* black or white. The parameters of this distribution, and the rate if it is
+    unknown, maximize the likelihood
 
     .. math:: p(\text{black}) = (1 - \rho)\, p(0 \mid \mu) + \rho / 2, \quad
               p(\text{white}) = (1 - \rho)\, p(1 \mid \mu) + \rho / 2, \quad
@@ -252,7 +258,7 @@ class SaltAndPepperOnGray(SaltAndPepper):
 class GaussianNoiseOnBinary(Observation):
     r"""Gaussian noise on binary pixels: :math:`p(x = 1 \mid y, f) = \sigma\big(b + f + (2 y - 1) / 2\sigma^2\big)`.
 
-    The variance is estimated by expectation maximization, :math:`\sigma^2 = \operatorname{mean} E[(y - x)^2]`.
+    Expectation maximization estimates the variance as :math:`\sigma^2 = \operatorname{mean} E[(y - x)^2]`.
     """
 
     def _field(self, field: Tensor, y: Tensor) -> Tensor:
@@ -277,12 +283,14 @@ class GaussianNoiseOnBinary(Observation):
 
 
 class GaussianNoiseOnReal(Observation):
-    r"""Gaussian noise on Gaussian units: with :math:`x \mid f \sim N(m, s^2)`,
+    r"""Gaussian noise on Gaussian units.
+
+    With :math:`x \mid f \sim N(m, s^2)`, the posterior is
 
     .. math:: x \mid y, f \sim N\Big(\frac{m / s^2 + y / \sigma^2}{1 / s^2 + 1 / \sigma^2},\
               \frac{1}{1 / s^2 + 1 / \sigma^2}\Big).
 
-    An unknown level keeps its initial value, :func:`~mvrbm.vision.denoising.robust_sigma`.
+    If the level is unknown, the estimate of :func:`~mvrbm.vision.denoising.robust_sigma` is used.
     """
 
     fits = False
@@ -303,16 +311,16 @@ class GaussianNoiseOnReal(Observation):
 class GaussianNoiseOnGray(Observation):
     r"""Gaussian noise on Bernoulli units whose means represent gray values.
 
-    A clean pixel has the distribution of :class:`GrayPixels`, with concentration :math:`\varphi`,
+    Clean pixels have the distribution defined by :class:`GrayPixels`, with concentration :math:`\varphi`,
 
     .. math:: p(x \mid \mu) = p_0 \delta_0(x) + p_1 \delta_1(x)
               + (1 - p_0 - p_1)\, \mathrm{Beta}\big(x; g \varphi, (1 - g) \varphi\big),
               \qquad g = \frac{\mu - p_1}{1 - p_0 - p_1}.
 
-    The likelihood is :math:`N(y; x, \sigma^2)`. In images that are clipped to black and white, it is the tail
-    probability for pixels that are exactly black or white. Unknown parameters maximize the likelihood. The mean and the
-    standard deviation of :math:`p(x \mid y, \mu)` are interpolated linearly in tables over :math:`\mu` and y. Samples
-    are normal with this mean and standard deviation, clipped to 0 and 1.
+    The likelihood is :math:`N(y; x, \sigma^2)`. If the observed images are clipped, the likelihood of a pixel that is
+    exactly black or white is the tail probability. Unknown parameters maximize the likelihood. The mean and the
+    standard deviation of :math:`p(x \mid y, \mu)` are tabulated over :math:`\mu` and y and interpolated linearly.
+    Samples are drawn from a normal distribution with this mean and standard deviation, and clipped to [0, 1].
     """
 
     fits = True
@@ -349,18 +357,18 @@ class GaussianNoiseOnGray(Observation):
         )
         self._tables = None
 
-    # The tables have `_OBSERVED` columns from below black to above white, and two columns for values that are clipped
-    # to black and to white.
+    # The tables have `_OBSERVED` columns for values from below black to above white, and two more columns for values
+    # that are clipped to black and to white.
 
     def _column(self, y: Tensor) -> Tensor:
-        """Return the fractional column of each observed value in the tables."""
+        """Return the fractional column index of each observed value in the tables."""
         place = ((y + self.margin) / (1 + 2 * self.margin) * (_OBSERVED - 1)).clamp(0, _OBSERVED - 1)
         ends = torch.where(y <= 0, _OBSERVED, torch.where(y >= 1, _OBSERVED + 1, place))
         return ends if self.clipped else place
 
     def _likelihood(self, level: Any) -> Tensor:
-        """Return p(y | x) for each gray level and column, (levels, columns)."""
-        # A narrower density would fall between the gray levels of the table.
+        """Return p(y | x) for each gray level and column, of shape (levels, columns)."""
+        # Widen the density slightly, so that it does not fall between two gray levels.
         sigma = (torch.as_tensor(level, dtype=torch.float64) ** 2 + (0.5 / (len(_GRAYS) - 1)) ** 2).sqrt()
         observed = torch.linspace(-self.margin, 1 + self.margin, _OBSERVED, dtype=torch.float64)
         density = torch.exp(-0.5 * ((observed - _GRAYS[:, None]) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
@@ -368,7 +376,7 @@ class GaussianNoiseOnGray(Observation):
         return torch.cat([density, torch.stack(beyond, 1)], 1)
 
     def _look_up(self, field: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation of p(x | y, mu) by interpolation, each (n, I, J)."""
+        """Interpolate the mean and the standard deviation of p(x | y, mu), each of shape (n, I, J)."""
         if self._tables is None:
             self._tables = self._make_tables(y)
         row = ((self.unit.bias + field) / _LOGITS).clamp(-1, 1)  # grid_sample expects coordinates from -1 to 1
@@ -378,7 +386,7 @@ class GaussianNoiseOnGray(Observation):
         return found[0].reshape(y.shape), found[1].reshape(y.shape)
 
     def _make_tables(self, like: Tensor) -> Tensor:
-        """Return mean and standard deviation of p(x | y, mu), (1, 2, bins, columns)."""
+        """Return the mean and the standard deviation of p(x | y, mu), of shape (1, 2, bins, columns)."""
         prior = self.pixels.levels(_BIN_MEANS)  # (bins, levels)
         likelihood = self._likelihood(self.level)  # (levels, columns)
         likelihood = likelihood / likelihood.amax(0)  # avoids underflow in the tails; only ratios matter
@@ -388,7 +396,7 @@ class GaussianNoiseOnGray(Observation):
         return torch.stack([mean, (square - mean**2).clamp(min=0).sqrt()])[None].to(like)
 
 
-#: Observations by kind of noise and by kind of pixels.
+#: Observation classes by type of noise and type of pixel values.
 OBSERVATIONS: dict[str, dict[str, type[Observation]]] = {
     "salt-and-pepper": {"binary": SaltAndPepper, "gray": SaltAndPepperOnGray, "real": SaltAndPepperOnReal},
     "gaussian": {"binary": GaussianNoiseOnBinary, "gray": GaussianNoiseOnGray, "real": GaussianNoiseOnReal},

@@ -1,4 +1,4 @@
-"""Overlapping patches: cut them out of images, and average them back into images."""
+"""Extraction of overlapping patches from images, and averaging of patches into images."""
 
 import math
 from collections.abc import Iterable
@@ -11,21 +11,21 @@ from mvrbm.vision.images import Array
 
 @dataclass(frozen=True)
 class PatchGrid:
-    """All patches of n images of equal size, numbered by image, row and column."""
+    """Grid of overlapping patches on n images of equal size, numbered by image, row and column."""
 
     n: int  # number of images
-    size: tuple[int, int]  # rows and columns of an image
-    patch: tuple[int, int]  # rows and columns of a patch, no larger than an image
-    stride: int  # pixels from one patch to the next; the last patch ends at the border
+    size: tuple[int, int]  # number of rows and columns of an image
+    patch: tuple[int, int]  # number of rows and columns of a patch, at most `size`
+    stride: int  # distance between patches in pixels; the last patch ends at the image border
 
     def __post_init__(self) -> None:
         if not 1 <= self.stride <= min(self.patch):
-            raise ValueError(f"stride must be from 1 to the patch's smaller side, {min(self.patch)}, got {self.stride}")
+            raise ValueError(f"stride must be from 1 to {min(self.patch)} (shorter side of a patch), got {self.stride}")
         if any(size < patch for size, patch in zip(self.size, self.patch, strict=True)):
-            raise ValueError(f"images must be at least as large as a patch, {self.patch}, got {self.size}")
+            raise ValueError(f"images must be at least as large as a patch {self.patch}, got {self.size}")
 
     def _starts(self) -> list[Array]:
-        """Return the first pixel of each patch along each axis: every `stride` pixels, and one patch at the end."""
+        """Return the first pixel of each patch along each axis: every `stride` pixels, plus one patch at the end."""
         return [
             np.unique(np.append(np.arange(0, size - patch + 1, self.stride), size - patch))
             for size, patch in zip(self.size, self.patch, strict=True)
@@ -33,14 +33,17 @@ class PatchGrid:
 
     @property
     def corners(self) -> Array:
-        """Top left corner of each patch of one image, (patches per image, 2)."""
+        """Top left corner of each patch in one image, of shape (patches per image, 2)."""
         return np.stack(np.meshgrid(*self._starts(), indexing="ij"), -1).reshape(-1, 2)
 
     def __len__(self) -> int:
         return self.n * math.prod(len(starts) for starts in self._starts())
 
     def cut(self, images: Array, which: Array) -> Array:
-        r"""Cut patches by number: images (n, \*size), numbers (m,) -> (m, \*patch)."""
+        r"""Extract m patches, given their numbers, from images of shape (n, \*size).
+
+        Returns an array of shape (m, \*patch).
+        """
         corners = self.corners
         number, corner = np.divmod(which, len(corners))
         top, left = corners[corner].T
@@ -49,9 +52,10 @@ class PatchGrid:
         return np.asarray(images[number[:, None, None], rows, columns])
 
     def average(self, pieces: Iterable[Array]) -> Array:
-        r"""Average patches into images, float64 (n, \*size): each pixel is the mean of the patches that cover it.
+        r"""Average overlapping patches into images of shape (n, \*size) and dtype float64.
 
-        `pieces` yields all patches in order, in arrays (m, \*patch) of any length.
+        Each pixel is the mean over all patches that cover it. `pieces` yields all patches in order, in arrays of shape
+        (m, \*patch) with any m.
         """
         # In double precision, the sum of n equal single-precision numbers is exact.
         total = np.zeros((self.n, *self.size))
@@ -67,5 +71,5 @@ class PatchGrid:
             total[image, top : top + rows, left : left + columns] += patch
             number += 1
         if number != len(self):
-            raise ValueError(f"pieces must hold all {len(self)} patches, got {number}")
+            raise ValueError(f"pieces must contain all {len(self)} patches, got {number}")
         return np.asarray(total / count)

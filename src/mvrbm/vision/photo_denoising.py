@@ -1,8 +1,8 @@
 """`PhotoDenoiser`, an estimator that learns to remove noise from photographs, and functions that use shipped weights.
 
-Gaussian noise is removed from gray images, or from the three channels of color images together in a space of opponent
-colors. JPEG artifacts are removed from luminance. Salt-and-pepper noise is replaced by the median of uncorrupted
-neighbors, which the stages then improve.
+Gaussian noise is removed from gray images, or jointly from the three channels of color images in an opponent color
+space. JPEG artifacts are removed from the luminance. For salt-and-pepper noise, corrupted pixels are first replaced
+with the median of their uncorrupted neighbors, and the stages improve the result.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from mvrbm.vision.stage_estimator import StageEstimator
 from mvrbm.vision.stage_training import TrainingStep, training_images
 from mvrbm.vision.stages import Progress, StageSequence
 
-# Largest alternating pattern that is taken for noise, as a fraction of the noise level.
+# Maximum amplitude of an alternating pattern that is treated as noise, as a fraction of the noise level.
 _MOST_ALTERNATION = 0.1
-# Side of the squares over which alternating patterns are averaged.
+# Side length of the squares over which alternating patterns are averaged.
 _ALTERNATION_WINDOW = 25
-# Noise may take floats this far below black and above white: seven standard deviations of 75 of 255.
+# Maximum distance of noisy floats below black or above white: about seven standard deviations of 75/255.
 _FARTHEST = 2.0
 
 
 class _Kind(NamedTuple):
-    """Default architecture of the stages for one kind of noise."""
+    """Default architecture of the stages for one type of noise."""
 
     patch: tuple[int, ...]
     stride: tuple[int, ...]
@@ -61,7 +61,7 @@ class _Kind(NamedTuple):
     channels: int = 1
     coded: bool = True
     mask: bool = False
-    crop: int = 72  # side of the crops to train with
+    crop: int = 72  # side length of training crops
 
 
 _KINDS = {
@@ -70,7 +70,7 @@ _KINDS = {
     "jpeg": _Kind((12, 8), (3, 2), (8, 16), 16, SimulatedJpeg),
     "salt": _Kind((8, 8), (2, 2), (8, 16), 12, SimulatedSalt, coded=False, mask=True, crop=64),
 }
-#: Kinds of noise that a :class:`PhotoDenoiser` can remove.
+#: Types of noise that a :class:`PhotoDenoiser` can remove.
 KINDS = tuple(_KINDS)
 
 _STEPS = (
@@ -80,42 +80,49 @@ _STEPS = (
 
 
 def jpeg_level(quality: int) -> float:
-    """Return the level of JPEG artifacts for a quality: a quarter of the mean quantization step, relative to white."""
+    """Return the JPEG artifact level for a given quality setting.
+
+    The level is one quarter of the mean quantization step, as a fraction of the white level.
+    """
     return 0.25 * float(jpeg_steps(quality).mean()) / 255
 
 
 @register("PhotoDenoiser")
 @dataclass(eq=False, repr=False)
 class PhotoDenoiser(StageEstimator):
-    """Removes one kind of noise from photographs by symmetric stages.
+    """Photo denoiser for one type of noise, built from symmetric stages.
 
-    The default architecture is that of the weights that come with the package.
+    The default architecture is the architecture of the weights that come with the package.
 
     Parameters
     ----------
     kind : {"color", "gray", "salt", "jpeg"}
-        Kind of noise: Gaussian noise on RGB or on gray images, salt-and-pepper noise, or JPEG artifacts.
-    patch, stride : sequence of int, optional
-        Side of a patch and pixels from one patch to the next, one per stage. The stride divides the side of a patch.
+        Type of noise: Gaussian noise on RGB or gray images, salt-and-pepper noise, or JPEG artifacts.
+    patch : sequence of int, optional
+        Side length of a patch in each stage. Default: as in the shipped weights.
+    stride : sequence of int, optional
+        Distance between patches in each stage, in pixels. Must divide the side length of a patch. Default: as in the
+        shipped weights.
     hidden_shape : (int, int), optional
-        Shape of the hidden layer of each stage, of which there are eight times as many units.
+        Shape of the hidden layer in each stage. Each stage has eight such layers, one per flip and rotation. Default:
+        as in the shipped weights.
     rank : int, optional
-        Number of Kronecker products in each coupling.
+        Number of Kronecker products in each coupling. Default: as in the shipped weights.
     floor : float
-        Value, as a fraction of white, added to the scale of each patch.
+        Value added to the scale of each patch, as a fraction of the white level.
     steps : sequence of TrainingStep, optional
-        Training steps of `fit`. Default: contrastive divergence, and then backpropagation on crops of images.
+        Training steps. Default: contrastive divergence, followed by backpropagation on image crops.
     random_state : int, RandomState or None
         Random seed.
     device : str
-        Device; ``"auto"`` selects a GPU if there is one.
+        Device to use. ``"auto"`` selects a GPU if available.
 
     Attributes
     ----------
     stages_ : StageSequence
         The trained stages.
     history_ : list of dict
-        Metrics of every epoch.
+        Metrics for each epoch.
 
     Examples
     --------
@@ -146,7 +153,7 @@ class PhotoDenoiser(StageEstimator):
         return self.kind == "color"
 
     def check(self) -> None:
-        """Raise ValueError for invalid parameters."""
+        """Raise ValueError if a parameter is invalid."""
         choice(self.kind, "kind", KINDS)
         patches, strides = self._sides()
         if len(patches) != len(strides):
@@ -166,7 +173,7 @@ class PhotoDenoiser(StageEstimator):
 
     @property
     def training_steps(self) -> tuple[TrainingStep, ...]:
-        """Training steps of `fit`: the parameter `steps`, or its default."""
+        """Training steps: the parameter `steps`, or its default."""
         return _STEPS if self.steps is None else tuple(self.steps)
 
     def _shapes(self) -> list[dict[str, Any]]:
@@ -184,19 +191,20 @@ class PhotoDenoiser(StageEstimator):
         ]
 
     def fit(self, images: Any, y: Any = None, *, checkpoints: Any = None, force: bool = False) -> Self:
-        """Learn from clean images, to which `fit` adds noise.
+        """Train the denoiser on clean images, to which `fit` adds simulated noise.
 
         Parameters
         ----------
-        images : sequence of arrays (H, W), (H, W, 3) or (H, W, 4), or path
-            Clean images in bytes, 16-bit integers or floats from 0 to 1, each of any size, or a folder of pictures.
-            Alpha is ignored.
+        images : sequence of arrays of shape (H, W), (H, W, 3) or (H, W, 4), or path
+            Clean images of dtype uint8, uint16, or floats from 0 to 1, or the path of a folder of image files. Images
+            may differ in size. Alpha is ignored.
         y : None
             Ignored.
         checkpoints : path, optional
-            Folder to save to after every epoch and to resume from.
+            Folder to save checkpoints to after each epoch, and to resume training from.
         force : bool
-            Whether to resume from checkpoints of other images or settings, which otherwise raises an error.
+            Whether to resume from checkpoints that were trained on other images or with other settings. If False, such
+            checkpoints raise an error.
         """
         self.check()
         arrays = training_images(images)
@@ -211,7 +219,7 @@ class PhotoDenoiser(StageEstimator):
 
     @classmethod
     def pretrained(cls, kind: str = "color", *, device: Any = "auto") -> Self:
-        """Return a denoiser with the weights that come with the package."""
+        """Load a denoiser with the weights that come with the package."""
         model = cls(choice(kind, "kind", KINDS), device=device)
         model.stages_ = copy.deepcopy(shipped_stages(kind, resolve_device(device)))
         model.history_ = []
@@ -222,26 +230,27 @@ class PhotoDenoiser(StageEstimator):
 
         Parameters
         ----------
-        image : array (H, W), (H, W, 3) or (H, W, 4)
-            Gray, RGB or RGBA, in bytes, 16-bit integers or floats from 0 to 1. Alpha stays unchanged. A gray denoiser
-            treats the channels of a color image one by one; a color denoiser requires a color image.
+        image : array of shape (H, W), (H, W, 3) or (H, W, 4)
+            Gray, RGB or RGBA image of dtype uint8, uint16, or floats from 0 to 1. Alpha is returned unchanged. A gray
+            denoiser processes the channels of a color image separately. A color denoiser requires a color image.
         level : float, optional
-            Standard deviation of Gaussian noise as a fraction of white. Default: estimated by :func:`estimate_noise`.
-            For JPEG artifacts, the result of :func:`jpeg_level`, which is required. Not used for salt-and-pepper noise.
+            Standard deviation of Gaussian noise as a fraction of the white level. If None, :func:`estimate_noise` is
+            used. For JPEG artifacts, `level` is required; use :func:`jpeg_level` to compute it. For salt-and-pepper
+            noise, `level` must be None.
         progress : callable, optional
-            Called with the number of finished parts and their total.
+            Function to call with the number of finished parts and the total number of parts.
 
         Returns
         -------
         array like `image`
-            The clean image, of the same shape and type.
+            The clean image, of the same shape and dtype.
         """
         check_is_fitted(self)
         array = check_photograph(image, _FARTHEST if self.kind in ("gray", "color") else 0.0)
         if level is not None:
             if self.kind == "salt":
-                raise ValueError(f"level must be left out for salt and pepper on photographs, got {level}")
-            number(level, "level, as a fraction of white (0.098 for 25 of 255),", 0, 1, exclude_low=True)
+                raise ValueError(f"level must be None for salt-and-pepper noise on photographs, got {level}")
+            number(level, "level, as a fraction of the white level (0.098 for 25/255),", 0, 1, exclude_low=True)
         if self.kind == "jpeg":
             if level is None:
                 raise ValueError("level is required for JPEG artifacts: see jpeg_level")
@@ -256,7 +265,7 @@ class PhotoDenoiser(StageEstimator):
         return found[..., 0] if array.ndim == 2 else np.concatenate([found, array[..., 3:]], 2)
 
     def _remove_noise(self, pixels: Tensor, sigma: float, progress: Progress | None) -> Tensor:
-        """Remove Gaussian noise from channels (c, h, w)."""
+        """Remove Gaussian noise from channels of shape (c, h, w)."""
         if self.kind == "gray":
             channels = [self.stages_.run_mirrored(channel[None], level=sigma, progress=progress) for channel in pixels]
             return _without_alternation(torch.cat(channels), sigma)
@@ -268,7 +277,7 @@ class PhotoDenoiser(StageEstimator):
         return torch.einsum("dc,dhw->chw", opponent, _without_alternation(found, sigma))
 
     def _remove_salt(self, channel: Tensor, progress: Progress | None) -> Tensor:
-        """Replace black and white pixels of one channel (1, h, w)."""
+        """Replace the black and white pixels of one channel of shape (1, h, w)."""
         mask = ((channel <= 0) | (channel >= 1)).float()
         if not mask.any():
             return channel
@@ -288,7 +297,7 @@ class PhotoDenoiser(StageEstimator):
 
 
 def check_photograph(image: Any, noise: float = 0.0) -> Array:
-    """Return a gray, RGB or RGBA image as an array, or raise ValueError; see :func:`check_image`."""
+    """Convert a gray, RGB or RGBA image to an array, or raise ValueError. See :func:`check_image`."""
     array = check_image(image, unit_range=True, noise=noise)
     if array.ndim == 3 and array.shape[2] not in (3, 4):
         raise ValueError(f"image must be gray, RGB or RGBA, got {array.shape[2]} channels")
@@ -296,12 +305,13 @@ def check_photograph(image: Any, noise: float = 0.0) -> Array:
 
 
 def _without_alternation(pixels: Tensor, sigma: float) -> Tensor:
-    """Remove weak patterns that alternate from pixel to pixel from images (c, h, w), as far as noise explains them.
+    """Remove weak patterns that alternate from pixel to pixel from an image of shape (c, h, w).
 
-    The derivatives of a stage are differences between every other pixel, so that stages cannot see such patterns.
+    Stages cannot detect such patterns, because their derivatives are differences between every other pixel. Only
+    patterns that are weak enough to be caused by noise are removed.
     """
     down, across = (1 - 2 * (torch.arange(size, device=pixels.device) % 2) for size in pixels.shape[1:])
-    weights = pixels.new_tensor([0.25, 0.5, 0.25])  # a mean without alternating patterns
+    weights = pixels.new_tensor([0.25, 0.5, 0.25])  # smoothing filter that removes alternating patterns
     around = F.pad(pixels[:, None], (1, 1, 1, 1), mode="replicate")
     fine = pixels - F.conv2d(around, torch.outer(weights, weights)[None, None])[:, 0]
     limit = _MOST_ALTERNATION * sigma
@@ -324,23 +334,24 @@ def denoise_photograph(
 
     Parameters
     ----------
-    image : array (H, W), (H, W, 3) or (H, W, 4)
-        Gray, RGB or RGBA, in bytes, 16-bit integers or floats from 0 to 1. Alpha stays unchanged.
+    image : array of shape (H, W), (H, W, 3) or (H, W, 4)
+        Gray, RGB or RGBA image of dtype uint8, uint16, or floats from 0 to 1. Alpha is returned unchanged.
     noise : {"gaussian", "salt-and-pepper"}, optional
-        Kind of noise. Salt and pepper are the pixels that are exactly black or white in each channel. Default:
-        salt-and-pepper if :func:`estimate_salt` finds any and `level` is not given, otherwise Gaussian.
+        Type of noise. For ``"salt-and-pepper"``, all pixels that are exactly black or white in a channel are considered
+        corrupted. If None, ``"salt-and-pepper"`` is used if `level` is None and :func:`estimate_salt` detects such
+        noise, and ``"gaussian"`` otherwise.
     level : float, optional
-        Standard deviation of Gaussian noise as a fraction of white. Default: estimated. Not used for salt-and-pepper
-        noise.
+        Standard deviation of Gaussian noise as a fraction of the white level. If None, the level is estimated. Must be
+        None for salt-and-pepper noise.
     device : str
-        Device; ``"auto"`` selects a GPU if there is one.
+        Device to use. ``"auto"`` selects a GPU if available.
     progress : callable, optional
-        Called with the number of finished parts and their total.
+        Function to call with the number of finished parts and the total number of parts.
 
     Returns
     -------
     array like `image`
-        The clean image, of the same shape and type.
+        The clean image, of the same shape and dtype.
 
     Examples
     --------
@@ -354,7 +365,7 @@ def denoise_photograph(
     if noise is None:
         noise = "salt-and-pepper" if level is None and estimate_salt(array) else "gaussian"
     if choice(noise, "noise", NOISES) == "salt-and-pepper":
-        # Floats with noise may exceed black and white.
+        # Noisy floats may be below black or above white.
         array = np.clip(array, 0, white(array.dtype)) if array.dtype.kind == "f" else array
         return PhotoDenoiser.pretrained("salt", device=device).denoise(array, level=level, progress=progress)
     kind = "gray" if array.ndim == 2 else "color"
@@ -362,31 +373,33 @@ def denoise_photograph(
 
 
 def repair_photograph(image: Any, mask: Any, *, device: Any = "auto", progress: Progress | None = None) -> Array:
-    """Fill scratches or text on a photograph by biharmonic interpolation, improved by the shipped stages.
+    """Fill in scratches or text on a photograph.
+
+    The missing pixels are filled in by biharmonic interpolation, and the shipped stages improve the result.
 
     Parameters
     ----------
-    image : array (H, W), (H, W, 3) or (H, W, 4)
-        Gray, RGB or RGBA, in bytes, 16-bit integers or floats from 0 to 1. Alpha stays unchanged.
-    mask : array (H, W)
-        Missing pixels: True, or more than half of white.
+    image : array of shape (H, W), (H, W, 3) or (H, W, 4)
+        Gray, RGB or RGBA image of dtype uint8, uint16, or floats from 0 to 1. Alpha is returned unchanged.
+    mask : array of shape (H, W)
+        Mask of the missing pixels, which are True or brighter than half the white level.
     device : str
-        Device; ``"auto"`` selects a GPU if there is one.
+        Device to use. ``"auto"`` selects a GPU if available.
     progress : callable, optional
-        Called with the number of finished parts and their total.
+        Function to call with the number of finished parts and the total number of parts.
 
     Returns
     -------
     array like `image`
-        The repaired image, of the same shape and type. Pixels outside the mask are unchanged.
+        The repaired image, of the same shape and dtype. Pixels outside the mask are unchanged.
     """
     array = check_image(image, unit_range=True)
     given = np.asarray(mask)
     if given.shape != array.shape[:2]:
-        raise ValueError(f"mask must be an array of the image's size, {array.shape[:2]}, got shape {given.shape}")
+        raise ValueError(f"mask must have the same size as the image {array.shape[:2]}, got shape {given.shape}")
     missing = given if given.dtype == bool else given > white(given.dtype) / 2
     if missing.all():
-        raise ValueError("mask must leave some pixels of the image, got one that is missing everywhere")
+        raise ValueError("mask must not cover the whole image")
     colors = array[..., None] if array.ndim == 2 else array[..., :3]
     inpaint = require("skimage.restoration", "repairing a photograph", "data").inpaint_biharmonic
     pixels = colors.astype(np.float32) / np.float32(white(array.dtype))
@@ -410,8 +423,8 @@ def clean_photograph(
 ) -> Array:
     """Remove JPEG artifacts and then noise from a photograph with the weights that come with the package.
 
-    `degradation` is the result of :func:`estimate_degradation`. `strength` scales the estimated levels; 0 removes
-    nothing.
+    `degradation` is the result of :func:`estimate_degradation`. `strength` is a factor for the estimated levels. If it
+    is 0, the image is returned unchanged.
     """
     array = check_image(image, unit_range=True)
     number(strength, "strength", 0, 4)

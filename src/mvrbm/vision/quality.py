@@ -1,4 +1,4 @@
-"""Image quality: PSNR, and PSNR and SSIM on luminance in two protocols."""
+"""Image quality metrics: PSNR, and two protocols for PSNR and SSIM on luminance."""
 
 from typing import Any, NamedTuple
 
@@ -10,13 +10,13 @@ from mvrbm.vision.color import luminance
 from mvrbm.vision.images import Array, check_image, white
 from mvrbm.vision.resampling import SCALES
 
-#: `literature`: only luminance is reduced and enlarged, and a border of `scale` pixels is ignored. `paper`: RGB is
-#: reduced and enlarged, and luminance is compared up to the border.
+#: Evaluation protocols. In `literature`, only the luminance is reduced and enlarged, and a border of `scale` pixels is
+#: ignored. In `paper`, the RGB image is reduced and enlarged, and its luminance is compared including the border.
 PROTOCOLS = ("literature", "paper")
 
 
 class Quality(NamedTuple):
-    """Peak signal-to-noise ratio in dB, and structural similarity."""
+    """Peak signal-to-noise ratio in dB and structural similarity."""
 
     psnr: float
     ssim: float
@@ -25,7 +25,7 @@ class Quality(NamedTuple):
 def psnr(truth: Array, image: Array, peak: float = 1.0) -> float:
     r"""Return the peak signal-to-noise ratio in dB, :math:`10 \log_{10}(\text{peak}^2 / \text{mean squared error})`.
 
-    Both arrays have the same shape, and `peak` is the value of white. Equal arrays have an infinite ratio.
+    Both arrays must have the same shape. `peak` is the white level. The ratio is infinite for equal arrays.
     """
     error = np.mean((np.asarray(truth, np.float64) - np.asarray(image, np.float64)) ** 2)
     with np.errstate(divide="ignore"):
@@ -33,22 +33,24 @@ def psnr(truth: Array, image: Array, peak: float = 1.0) -> float:
 
 
 def psnr_ssim(truth: Array, image: Array, protocol: str = "literature", scale: int = 2) -> Quality:
-    """Compare the luminance of an image with the truth. The luminance of integer images is rounded.
+    """Compute PSNR and SSIM between the luminance of an image and the luminance of the true image.
+
+    The luminance of integer images is rounded.
 
     Parameters
     ----------
-    truth, image : array (H, W) or (H, W, 3)
-        Luminance or RGB, both of the same type. A truth that is up to `scale` - 1 pixels larger is cropped.
+    truth, image : array of shape (H, W) or (H, W, 3)
+        Luminance or RGB images of the same dtype. If `truth` is up to `scale` - 1 pixels larger, it is cropped.
     protocol : {"literature", "paper"}
-        Whether to ignore a border of `scale` pixels (``"literature"``) or none.
+        Whether to ignore a border of `scale` pixels (``"literature"``) or to compare the whole image (``"paper"``).
     scale : {2, 3, 4}
-        Scale of super-resolution.
+        Super-resolution scale factor.
 
     Returns
     -------
     Quality
-        PSNR and SSIM. SSIM is computed by scikit-image with the standard Gaussian window of 1.5 pixels, and is NaN for
-        images smaller than this window.
+        PSNR and SSIM. SSIM is computed by scikit-image with the standard Gaussian window (sigma 1.5). It is NaN if the
+        image is smaller than the window.
     """
     choice(protocol, "protocol", PROTOCOLS)
     choice(scale, "scale", SCALES)
@@ -56,18 +58,18 @@ def psnr_ssim(truth: Array, image: Array, protocol: str = "literature", scale: i
     image = check_image(image)
     (height, width), (rows, columns) = truth.shape[:2], image.shape[:2]
     if not (0 <= height - rows < scale and 0 <= width - columns < scale):
-        raise ValueError(f"truth must have the size of the image, {image.shape[:2]}, got {truth.shape[:2]}")
+        raise ValueError(f"truth must have the same size as the image {image.shape[:2]}, got {truth.shape[:2]}")
     if truth.dtype != image.dtype:
-        raise ValueError(f"truth must be of the image's type, {image.dtype}, got {truth.dtype}")
+        raise ValueError(f"truth must have the same dtype as the image ({image.dtype}), got {truth.dtype}")
     border = scale if protocol == "literature" else 0
     if min(rows, columns) <= 2 * border:
-        raise ValueError(f"image must be larger than the border of {border} pixels, got {image.shape[:2]}")
+        raise ValueError(f"image must be larger than twice the border of {border} pixels, got {image.shape[:2]}")
     inner = (slice(border, rows - border), slice(border, columns - border))
     left = luminance(truth)[inner]
     right = luminance(image)[inner]
     top = white(image.dtype)
     found = psnr(left, right, top)
-    if min(left.shape) < 11:  # size of the window, which is truncated at 3.5 sigma
+    if min(left.shape) < 11:  # size of the Gaussian window, which is truncated at 3.5 sigma
         return Quality(found, float("nan"))
     structural_similarity = require("skimage.metrics", "SSIM", "data").structural_similarity
     window: dict[str, Any] = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}

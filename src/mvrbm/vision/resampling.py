@@ -1,9 +1,9 @@
-r"""Bicubic resampling by 2, 3 or 4, exactly as in the literature on super-resolution.
+r"""Bicubic resampling by a factor of 2, 3 or 4, exactly as in the super-resolution literature.
 
-The kernel is Keys' cubic kernel with a = -1/2, widened by the scale when an image is reduced. Rows are resampled before
-columns, and edge pixels are repeated beyond the edge. Pixel i of the reduced image (from 0) lies at
-:math:`ki + (k - 1)/2` of the large one. Distances are multiples of :math:`1/2k`, so all weights are integers over a
-common denominator. Integer images are resampled in integer arithmetic and rounded half up along each axis.
+The kernel is Keys' cubic kernel with a = -1/2, widened by the scale factor when an image is reduced. Rows are resampled
+before columns, and edge pixels are repeated beyond the edge. Pixel i of the reduced image (counted from 0) lies at
+position :math:`ki + (k - 1)/2` in the large image. Distances are multiples of :math:`1/2k`, so all weights are integers
+over a common denominator. Integer images are resampled in integer arithmetic and rounded half up along each axis.
 """
 
 from __future__ import annotations
@@ -16,31 +16,33 @@ from numpy.typing import NDArray
 from mvrbm.validation import choice
 from mvrbm.vision.images import Array, check_image
 
-#: Supported scales.
+#: Supported scale factors.
 SCALES = (2, 3, 4)
 
-# Entries of the result computed together, which bounds the intermediate memory.
+# Number of output entries to compute at once, which limits the memory for intermediate results.
 _ENTRIES_AT_ONCE = 2**20
 
 
 def reduce_image(image: Array, scale: int) -> Array:
-    """Reduce an image by bicubic resampling, after cropping the bottom and right edges to a multiple of the scale.
+    """Reduce an image by bicubic resampling.
+
+    The image is first cropped at the bottom and right edges to a multiple of the scale.
 
     Parameters
     ----------
-    image : array (H, W) or (H, W, C)
-        Bytes, 16-bit integers or floats. Integers are rounded and clipped after each axis.
+    image : array of shape (H, W) or (H, W, C)
+        Image of dtype uint8, uint16 or float. Integers are rounded and clipped after each axis.
     scale : {2, 3, 4}
-        Factor by which each side is reduced.
+        Factor by which to reduce each side.
 
     Returns
     -------
-    array (H // scale, W // scale) or (H // scale, W // scale, C)
-        The reduced image, of the same type.
+    array of shape (H // scale, W // scale) or (H // scale, W // scale, C)
+        The reduced image, with the same dtype as `image`.
     """
     cropped = crop_to_multiple(image, scale)
     if 0 in cropped.shape:
-        raise ValueError(f"image must have at least {scale} x {scale} pixels to be reduced, got {np.shape(image)}")
+        raise ValueError(f"image must have at least {scale} x {scale} pixels, got shape {np.shape(image)}")
     height, width = cropped.shape[:2]
     rows, columns = (reducing_taps(np.arange(size // scale), scale, size) for size in (height, width))
     return _resample(cropped, rows, columns)
@@ -51,15 +53,15 @@ def enlarge_image(image: Array, scale: int) -> Array:
 
     Parameters
     ----------
-    image : array (H, W) or (H, W, C)
-        Bytes, 16-bit integers or floats. Integers are rounded and clipped after each axis.
+    image : array of shape (H, W) or (H, W, C)
+        Image of dtype uint8, uint16 or float. Integers are rounded and clipped after each axis.
     scale : {2, 3, 4}
-        Factor by which each side is enlarged.
+        Factor by which to enlarge each side.
 
     Returns
     -------
-    array (H * scale, W * scale) or (H * scale, W * scale, C)
-        The enlarged image, of the same type.
+    array of shape (H * scale, W * scale) or (H * scale, W * scale, C)
+        The enlarged image, with the same dtype as `image`.
     """
     choice(scale, "scale", SCALES)
     image = check_image(image)
@@ -68,10 +70,10 @@ def enlarge_image(image: Array, scale: int) -> Array:
 
 
 def enlarge_rows(image: Array, scale: int, rows: slice) -> NDArray[np.float32]:
-    """Compute some rows of an enlarged image in single precision, without rounding.
+    """Compute selected rows of an enlarged image in single precision, without rounding.
 
-    The image (h, w) or (h, w, C) may have any type. The result is (rows, w * scale) or (rows, w * scale, C), with the
-    same value of white.
+    The image has shape (h, w) or (h, w, C) and any dtype. The result has shape (rows, w * scale) or
+    (rows, w * scale, C) and the white level of the image.
     """
     height, width = image.shape[:2]
     taps = enlarging_taps(np.arange(rows.start, rows.stop), scale, height)
@@ -82,7 +84,7 @@ def enlarge_rows(image: Array, scale: int, rows: slice) -> NDArray[np.float32]:
 
 
 def crop_to_multiple(image: Array, scale: int) -> Array:
-    """Crop the bottom and right edges of an image so that its sides are multiples of the scale."""
+    """Crop an image at the bottom and right edges so that its height and width are multiples of the scale."""
     choice(scale, "scale", SCALES)
     image = check_image(image)
     height, width = image.shape[:2]
@@ -90,7 +92,7 @@ def crop_to_multiple(image: Array, scale: int) -> Array:
 
 
 def _resample(image: Array, rows: Taps, columns: Taps) -> Array:
-    """Resample rows and then columns, in blocks of output rows."""
+    """Resample an image along rows and then along columns, in blocks of output rows."""
     out = np.empty((len(rows.places), len(columns.places), *image.shape[2:]), image.dtype)
     step = max(1, _ENTRIES_AT_ONCE // max(1, out[0].size))
     for first in range(0, len(out), step):
@@ -101,7 +103,7 @@ def _resample(image: Array, rows: Taps, columns: Taps) -> Array:
 
 
 def _along_first(image: Array, taps: Taps) -> Array:
-    """Resample along the first axis. Integer images are resampled in integer arithmetic."""
+    """Resample an image along the first axis, using integer arithmetic for integer images."""
     whole = image.dtype.kind == "u"
     kind = np.dtype(np.int64 if image.dtype == np.uint16 else np.int32) if whole else image.dtype
     weights = taps.weights.astype(kind) if whole else (taps.weights / taps.denominator).astype(kind)
@@ -117,37 +119,40 @@ def _along_first(image: Array, taps: Taps) -> Array:
 
 
 class Taps(NamedTuple):
-    """Inputs of each output of a resampled line, and their weights."""
+    """Filter taps for resampling a line: for each output pixel, the input positions and their weights."""
 
-    places: NDArray[np.int64]  # (outputs, taps)
-    weights: NDArray[np.int64]  # (outputs, taps), numerators
-    denominator: int  # of all weights
+    places: NDArray[np.int64]  # input positions, of shape (outputs, taps)
+    weights: NDArray[np.int64]  # numerators of the weights, of shape (outputs, taps)
+    denominator: int  # common denominator of the weights
 
 
 def reducing_taps(outputs: NDArray[np.int64], scale: int, size: int | None = None) -> Taps:
-    """Return the taps of pixels (n,) of a reduced line.
+    """Return the filter taps for the given output pixels of a reduced line.
 
-    `size` is the length of the input line. Default: infinite in both directions.
+    `size` is the length of the input line. If None, the line is infinite in both directions.
     """
     i = outputs[:, None]
     places = scale * i + np.arange(-2 * scale, 3 * scale)[None, :]
-    twice = 2 * places - (2 * scale * i + scale - 1)  # twice the distance, in pixels of the large image
-    # Kernel values at steps of 1 sum to 1 for any offset, so values at steps of 1/k sum to k.
+    twice = 2 * places - (2 * scale * i + scale - 1)  # twice the distance in large-image pixels
+    # Kernel values at a spacing of 1 sum to 1 for any offset, so values at a spacing of 1/k sum to k.
     places = places if size is None else places.clip(0, size - 1)
     return Taps(places, _kernel(twice, 2 * scale), 2 * (2 * scale) ** 3 * scale)
 
 
 def enlarging_taps(outputs: NDArray[np.int64], scale: int, size: int | None = None) -> Taps:
-    """Return the taps of pixels (n,) of an enlarged line; see :func:`reducing_taps`."""
+    """Return the filter taps for the given output pixels of an enlarged line. See :func:`reducing_taps`."""
     j = outputs[:, None]
     places = j // scale + np.arange(-2, 3)[None, :]
-    units = 2 * scale * places - (2 * j + 1 - scale)  # 2k times the distance, in pixels of the small image
+    units = 2 * scale * places - (2 * j + 1 - scale)  # 2k times the distance in small-image pixels
     places = places if size is None else places.clip(0, size - 1)
     return Taps(places, _kernel(units, 2 * scale), 2 * (2 * scale) ** 3)
 
 
 def taps_matrix(taps: Taps) -> tuple[NDArray[np.float64], int]:
-    """Return taps as a matrix (outputs, inputs), and the index of the input in its first column."""
+    """Convert taps to a matrix of shape (outputs, inputs).
+
+    Returns the matrix and the input position that its first column corresponds to.
+    """
     used = taps.places[taps.weights != 0]
     first = int(used.min())
     matrix = np.zeros((len(taps.places), int(used.max()) - first + 1))
@@ -157,7 +162,7 @@ def taps_matrix(taps: Taps) -> tuple[NDArray[np.float64], int]:
 
 
 def _kernel(distance: NDArray[np.int64], unit: int) -> NDArray[np.int64]:
-    """Return Keys' kernel at `distance / unit`, multiplied by 2 unit^3 to make it an integer."""
+    """Return Keys' kernel at `distance / unit`, multiplied by 2 unit^3 to make the result an integer."""
     d = np.abs(distance)
     u = unit
     near = 3 * d**3 - 5 * d**2 * u + 2 * u**3

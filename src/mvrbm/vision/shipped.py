@@ -1,4 +1,4 @@
-"""Files of symmetric stages with 16-bit weights, among them the weights that come with the package.
+"""Reading and writing symmetric stages with 16-bit weights, including the weights that come with the package.
 
 The constructor arguments of the stages are stored as JSON in the metadata of a safetensors file.
 """
@@ -18,20 +18,21 @@ from mvrbm.errors import StorageError
 from mvrbm.validation import number, whole_number
 from mvrbm.vision.stages import StageSequence, SymmetricStage
 
-#: Folder of the weights that come with the package.
+#: Folder with the weights that come with the package.
 WEIGHTS = Path(__file__).parent / "weights"
 
-# Largest patch that a file may describe: the matrix of derivatives grows with the fourth power.
+# Maximum patch size in a file. The derivative matrix grows with the fourth power of the patch size.
 _LARGEST_PATCH = 64
-# Largest parameter that a file may hold.
+# Maximum absolute value of a parameter in a file.
 _LARGEST_PARAMETER = 1e6
 
 
 @functools.lru_cache(maxsize=16)
 def shipped_stages(name: str, device: torch.device) -> StageSequence:
-    """Return the stages ``"x2"``, ``"x3"``, ``"x4"``, ``"gray"``, ``"color"``, ``"salt"`` or ``"jpeg"``.
+    """Load the shipped stages with a given name.
 
-    The result is cached and must not be modified.
+    The name is ``"x2"``, ``"x3"``, ``"x4"``, ``"gray"``, ``"color"``, ``"salt"`` or ``"jpeg"``. The result is cached
+    and must not be modified.
     """
     return read_stages(WEIGHTS / f"{name}.safetensors").to(device)
 
@@ -44,17 +45,17 @@ def read_stages(path: Path) -> StageSequence:
             tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
         return build_stages(described, tensors)
     except (OSError, SafetensorError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise StorageError(f"{path} does not hold stages: {error}") from error
+        raise StorageError(f"{path} does not contain valid stages: {error}") from error
 
 
 def write_stages(stages: Sequence[SymmetricStage], path: Path) -> None:
-    """Write stages with 16-bit weights."""
+    """Write stages to a file with 16-bit weights."""
     tensors = {name: value.half() for name, value in stage_tensors(stages).items()}
     save_file(tensors, path, {"stages": json.dumps([stage.arguments for stage in stages])})
 
 
 def stage_tensors(stages: Sequence[SymmetricStage]) -> dict[str, Tensor]:
-    """Return the parameters of stages by name, with the index of the stage as a prefix."""
+    """Return the parameters of all stages by name, prefixed with the index of the stage."""
     return {
         f"{index}.{name}": value.contiguous()
         for index, stage in enumerate(stages)
@@ -77,15 +78,15 @@ def build_stages(described: Sequence[Mapping[str, Any]], tensors: Mapping[str, T
         raise ValueError("there must be at least one stage")
     unknown = sorted(set(tensors) - used)
     if unknown:
-        raise ValueError(f"the parameters {unknown} belong to no stage")
+        raise ValueError(f"the parameters {unknown} do not belong to any stage")
     for name, tensor in tensors.items():
         if not bool((tensor.abs() <= _LARGEST_PARAMETER).all()):
-            raise ValueError(f"'{name}' has entries that are not finite or too large")
+            raise ValueError(f"'{name}' has entries that are too large or not finite")
     return StageSequence(stages)
 
 
 def _check(arguments: Mapping[str, Any], tensors: Mapping[str, Tensor], index: int) -> None:
-    """Raise ValueError for arguments that do not fit the stored parameters, before anything is allocated."""
+    """Raise ValueError if the arguments do not match the stored parameters, before any memory is allocated."""
     patch = whole_number(arguments["patch"], "patch", 1, _LARGEST_PATCH)
     whole_number(arguments["stride"], "stride", 1, patch)
     channels = whole_number(arguments["channels"], "channels", 1, 3)

@@ -1,4 +1,4 @@
-"""`StageEstimator`: training and saving shared by the super-resolver and the photo denoiser."""
+"""`StageEstimator`, which implements training and saving for the super-resolver and the photo denoiser."""
 
 import json
 import math
@@ -29,19 +29,19 @@ from mvrbm.vision.stage_training import (
 )
 from mvrbm.vision.stages import Stage, StageSequence, SymmetricStage
 
-# Entry of the config with the constructor arguments of the stages.
+# Config key for the constructor arguments of the stages.
 _STAGES = "stages"
 
 
 class StageEstimator(SavedEstimator):
-    """An estimator that improves images by stages.
+    """Base class for estimators that process images in stages.
 
     Attributes
     ----------
     stages_ : StageSequence
         The trained stages.
     history_ : list of dict
-        Metrics of every epoch.
+        Metrics for each epoch.
     """
 
     random_state: Any
@@ -49,7 +49,7 @@ class StageEstimator(SavedEstimator):
     stages_: StageSequence
     history_: list[dict[str, float]]
 
-    _color: ClassVar[bool] = False  # whether stages see RGB instead of luminance
+    _color: ClassVar[bool] = False  # whether stages process RGB instead of luminance
     _augment: ClassVar[bool] = False  # whether training flips and rotates the images
 
     def _seeds(self, n: int) -> list[int]:
@@ -64,7 +64,7 @@ class StageEstimator(SavedEstimator):
         checkpoints: Any,
         force: bool,
     ) -> None:
-        """Run training steps one after another. Each of them has a folder in `checkpoints`."""
+        """Run the training steps in order. Each step has its own subfolder of `checkpoints`."""
         for number, step in enumerate(steps, 1):
             folder = None if checkpoints is None else Path(checkpoints) / f"step-{number}-{step.objective}"
             self._run_step(images, step, simulation, crop, self._seeds(4 + 3 * number)[-3:], folder, force)
@@ -115,7 +115,7 @@ class StageEstimator(SavedEstimator):
         raise ValueError("objective must be 'divergence' or 'images' for this estimator, got 'patches'")
 
     def _new_symmetric(self, shapes: Sequence[Mapping[str, Any]], seed: int) -> StageSequence:
-        """Return new symmetric stages with random parameters."""
+        """Create symmetric stages with random parameters."""
         rng = RandomSource(seed)
         stages = [SymmetricStage(**shape) for shape in shapes]
         for stage in stages:
@@ -138,17 +138,17 @@ class StageEstimator(SavedEstimator):
         stages = build_stages(read_config(folder)[_STAGES], read_tensors(folder / MODEL))
         found = [stage.arguments for stage in stages.symmetric]
         if found != [dict(shape) for shape in self._shapes()]:
-            raise ValueError(f"its stages are {found}")
+            raise ValueError(f"the saved stages do not match the parameters of the estimator: {found}")
         self.stages_ = stages.to(resolve_device(self.device))
         self.history_ = []
 
     def _shapes(self) -> list[dict[str, Any]]:
-        """Return the constructor arguments of the symmetric stages that the parameters describe."""
+        """Return the constructor arguments of the symmetric stages for the parameters of the estimator."""
         raise NotImplementedError
 
     @classmethod
     def _from_json(cls, name: str, value: Any) -> Any:
-        """Rebuild training steps from their saved form."""
+        """Convert a parameter from its JSON representation."""
         if name == "steps" and value is not None:
             return tuple(TrainingStep(**step) for step in value)
         return super()._from_json(name, value)

@@ -1,8 +1,8 @@
-"""Training of stages: samples cut from images, and the three objectives that are minimized by gradient descent.
+"""Training of stages: sampling of patches and crops, and three objectives that gradient descent minimizes.
 
-Contrastive divergence (``"divergence"``) makes each stage a model of patches. The other objectives train the mean-field
-pass by backpropagation: ``"patches"`` minimizes the error of single patches corrected by the first stage, ``"images"``
-the error of whole crops after each stage.
+Contrastive divergence (``"divergence"``) trains each stage as a probability model of patches. The other objectives
+train the mean-field pass by backpropagation: ``"patches"`` minimizes the error of individual patches after the first
+stage, and ``"images"`` minimizes the error of whole crops after each stage.
 """
 
 import math
@@ -24,35 +24,36 @@ from mvrbm.vision.images import Array, check_image, to_dtype, turned, white
 from mvrbm.vision.resampling import crop_to_multiple, enlarge_image, reduce_image
 from mvrbm.vision.stages import DERIVATIVES, HIGH, MARGIN, ORIENTATIONS, Stage, StageSequence, SymmetricStage
 
-#: What a training step can minimize.
+#: Objectives that a training step can minimize.
 OBJECTIVES = ("divergence", "patches", "images")
 
-# Patches per update of contrastive divergence.
+# Number of patches per contrastive divergence update.
 _DIVERGENCE_PATCHES = 2048
-# Weight of the error after every stage except the last.
+# Weight of the error after each stage except the last.
 _EARLIER_STAGES = 0.2
-# Added to the level that the error of an image is divided by.
+# Value added to the noise level before dividing the error of an image by it.
 _LEVEL_FLOOR = 0.004
 
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Settings of one gradient descent.
+    """Settings for one training step, which minimizes an objective by gradient descent.
 
     Parameters
     ----------
     objective : {"divergence", "patches", "images"}
-        What to minimize: contrastive divergence, the error of single patches, or the error of crops of images.
+        Objective to minimize: contrastive divergence, the error of individual patches, or the error of image crops.
     n_samples : int
-        Number of patches (``"patches"``) or crops (otherwise), cut from the images at random positions.
+        Number of patches (for ``"patches"``) or crops (otherwise) to take from random positions in the images.
     n_epochs : int
-        Number of passes over these samples.
+        Number of epochs (passes over these samples).
     batch_size : int
-        Samples per update.
+        Number of samples per update.
     learning_rate : float
-        Initial learning rate of Adam, which decays to zero along half a cosine.
+        Initial learning rate for Adam, which decays to zero on a cosine schedule.
     averaging : float
-        Decay of the running average of the parameters that replaces them at the end; 0 for no average.
+        Decay rate of an exponential moving average of the parameters, which replaces the parameters after training. If
+        0, no average is used.
     """
 
     objective: str = "images"
@@ -63,7 +64,7 @@ class TrainingStep:
     averaging: float = 0.0
 
     def check(self) -> DescentSettings:
-        """Return the settings of the descent, or raise ValueError if they are invalid."""
+        """Return the settings for gradient descent, or raise ValueError if they are invalid."""
         choice(self.objective, "objective", OBJECTIVES)
         whole_number(self.n_samples, "n_samples")
         plan = DescentSettings(self.n_epochs, self.batch_size, self.learning_rate, 0.0, "cosine", self.averaging, None)
@@ -75,30 +76,33 @@ class TrainingStep:
 
 
 def training_images(images: Any) -> list[Array]:
-    """Return a list of gray or RGB images, given a sequence of arrays or a folder of pictures. Alpha is dropped."""
+    """Convert a sequence of arrays, or a folder of image files, to a list of gray or RGB images. Alpha is dropped."""
     if isinstance(images, str) or hasattr(images, "__fspath__"):
         from mvrbm.io.pictures import read_pictures
 
         images = [picture.pixels for picture in read_pictures(images)]
     if len(images) == 0:
-        raise ValueError("images must hold at least one image, got none")
+        raise ValueError("images must contain at least one image, got none")
     arrays = [check_image(image, unit_range=True) for image in images]
     return [array[..., :3] if array.ndim == 3 else array for array in arrays]
 
 
 def crop_side(images: Sequence[Array], wanted: int, least: int, multiple: int) -> int:
-    """Return the side of the crops: as wanted, or smaller if all images are smaller, and divisible by `multiple`."""
+    """Return the side length of the crops: at most `wanted`, no larger than the images, and divisible by `multiple`.
+
+    Raises ValueError if the side length would be smaller than `least`.
+    """
     largest = max(min(int(size) for size in image.shape[:2]) for image in images)
     side = min(wanted, largest) // multiple * multiple
     if side < least:
-        raise ValueError(f"images must have at least {least} pixels per side, none of {len(images)} has")
+        raise ValueError(f"at least one image must have {least} or more pixels on each side")
     return side
 
 
 def cut_crops(images: Sequence[Array], side: int, n: int, *, color: bool, augment: bool, seed: int) -> Tensor:
-    """Cut random square crops: bytes (n, c, side, side), RGB or luminance.
+    """Extract random square crops of RGB or luminance, of dtype uint8 and shape (n, c, side, side).
 
-    Images smaller than a crop are skipped. `augment` flips and rotates the crops at random.
+    Images smaller than a crop are skipped. If `augment` is True, crops are randomly flipped and rotated.
     """
     random = np.random.default_rng(seed)
     large = [_as_bytes(image, color) for image in images if min(image.shape[:2]) >= side]
@@ -113,7 +117,7 @@ def cut_crops(images: Sequence[Array], side: int, n: int, *, color: bool, augmen
 
 
 def _as_bytes(image: Array, color: bool) -> Array:
-    """Return an image as bytes (h, w, c), RGB or luminance."""
+    """Convert an image to RGB or luminance, of dtype uint8 and shape (h, w, c)."""
     if color and image.ndim == 2:
         image = np.stack([image] * 3, 2)
     pixels = image if color else luminance(image)
@@ -122,10 +126,11 @@ def _as_bytes(image: Array, color: bool) -> Array:
 
 
 def image_pair(image: Any, scale: int) -> tuple[Array, Array]:
-    """Return the low- and the high-resolution luminance of an image, float32 (h, w) and (h * scale, w * scale).
+    """Return the low-resolution and the high-resolution luminance of an image.
 
-    The image (H, W) or (H, W, 3) has bytes, 16-bit integers or floats from 0 to 1; white is 1 in the results. The
-    low-resolution image is rounded to the type of the image.
+    The image has shape (H, W) or (H, W, 3) and dtype uint8, uint16, or floats from 0 to 1. The results have shapes
+    (h, w) and (h * scale, w * scale), dtype float32, and white at 1. The low-resolution luminance is rounded to the
+    precision of the image.
     """
     high = crop_to_multiple(luminance(check_image(image, unit_range=True)), scale)
     top = white(high.dtype)
@@ -133,14 +138,14 @@ def image_pair(image: Any, scale: int) -> tuple[Array, Array]:
 
 
 class Patches(NamedTuple):
-    """Patches of enlarged images, to train one stage with."""
+    """Patches of enlarged images, for training one stage."""
 
-    windows: Tensor  # (n, w w): the bicubic patch with a margin of two pixels
-    missing: Tensor  # (n, p p): the true patch minus the bicubic one
-    scales: Tensor  # (n,): r of each patch
+    windows: Tensor  # (n, w w): bicubic patches with a margin of two pixels
+    missing: Tensor  # (n, p p): true patches minus bicubic patches
+    scales: Tensor  # (n,): scale r of each patch
 
     def layers(self, stage: Stage, which: Tensor | slice = slice(None)) -> dict[str, Tensor]:
-        """Return the five visible layers, (n, p, p) each."""
+        """Return the five visible layers, each of shape (n, p, p)."""
         r = self.scales[which, None]
         derivatives = (self.windows[which] / r) @ stage.features.mT.to(self.windows)
         derivatives = derivatives.reshape(len(r), len(DERIVATIVES), stage.patch, stage.patch)
@@ -158,10 +163,10 @@ def cut_patches(
     augment: bool = False,
     seed: int = 0,
 ) -> Patches:
-    """Cut up to `n` random patches of enlarged images, at the positions where the stage places them.
+    """Extract up to `n` random patches from enlarged images, at positions that the stage uses.
 
-    Patches whose derivatives have a root mean square below `flat` are left out. With `augment`, flipped and rotated
-    images are used too.
+    Patches whose derivatives have a root mean square below `flat` are omitted. If `augment` is True, flipped and
+    rotated images are also used.
     """
     random = np.random.default_rng(seed)
     pairs = [image_pair(image, scale) for image in images if min(np.shape(image)[:2], default=0) >= scale]
@@ -174,8 +179,8 @@ def cut_patches(
     total = int(room.sum())
     if total == 0:
         side = stage.patch
-        raise ValueError(f"images must be larger than a patch of {side} x {side} pixels, none of {len(pairs)} is")
-    # Up to 2 n distinct positions over all images, because some of the patches may be flat.
+        raise ValueError(f"at least one image must be as large as a patch ({side} x {side} pixels)")
+    # Draw up to 2 n distinct positions over all images, because some patches may be flat.
     numbers = np.arange(total) if 2 * n >= total else random.choice(total, 2 * n, replace=False)
     ends = np.cumsum(room)
     owner = np.searchsorted(ends, numbers, side="right")
@@ -195,7 +200,7 @@ def cut_patches(
 
 
 def _cut(bicubic: Array, high: Array, tops: Array, lefts: Array, stage: Stage, flat: float) -> Patches:
-    """Cut patches with these top left corners out of one image."""
+    """Extract the patches with the given top left corners from one image."""
     padded = np.pad(bicubic, MARGIN, mode="edge")
     y = tops[:, None, None] + np.arange(stage.window)[:, None]
     x = lefts[:, None, None] + np.arange(stage.window)
@@ -211,10 +216,10 @@ def _cut(bicubic: Array, high: Array, tops: Array, lefts: Array, stage: Stage, f
 
 
 def patch_loss(stage: Stage, patches: Patches, like: Tensor) -> tuple[Loss, Tensor]:
-    """Return the squared error of single patches, and the weights of the patches.
+    """Return a loss function for individual patches, and the weights of the patches.
 
-    The loss maps indices (m,) to the sum of the errors of these patches. Errors are in gray levels, so that each patch
-    has the weight r squared.
+    The function maps patch indices of shape (m,) to the sum of the squared errors of these patches. Errors are measured
+    in gray levels, so the weight of a patch is r squared.
     """
     windows, missing, scales = (part.to(like) for part in patches)
 
@@ -229,7 +234,10 @@ def patch_loss(stage: Stage, patches: Patches, like: Tensor) -> tuple[Loss, Tens
 def errors_after_stages(
     stages: StageSequence, simulation: Simulation, truth: Tensor, rng: RandomSource, level: float | None = None
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Return the mean squared errors (n,) after each stage, those of the input, and the levels of degradation."""
+    """Return the mean squared errors after each stage, the errors of the input, and the degradation levels.
+
+    All of them have shape (n,).
+    """
     given = simulation(truth, rng, level)
     inner = (..., slice(simulation.border, -simulation.border), slice(simulation.border, -simulation.border))
     known = given.level if simulation.known_level else None
@@ -244,9 +252,10 @@ def errors_after_stages(
 
 
 def image_loss(stages: StageSequence, simulation: Simulation, crops: Tensor, rng: RandomSource) -> tuple[Loss, Tensor]:
-    """Return the squared error of crops after each stage, relative to the level of degradation, and weights of 1.
+    """Return a loss function for whole crops, and crop weights of 1.
 
-    The loss maps indices (m,) to the sum over these crops. `rng` draws the degradation, anew at every call.
+    The function maps crop indices of shape (m,) to the sum over these crops of the squared errors after each stage,
+    relative to the degradation level. Each call draws a new degradation from `rng`.
     """
 
     def loss(rows: Tensor) -> Tensor:
@@ -259,14 +268,17 @@ def image_loss(stages: StageSequence, simulation: Simulation, crops: Tensor, rng
 
 
 def _floats(crops: Tensor, rows: Tensor, stages: StageSequence) -> Tensor:
-    """Return some crops of bytes as floats with white at 1."""
+    """Convert selected uint8 crops to floats with white at 1."""
     return crops.index_select(0, rows).to(next(stages.parameters()).dtype) / 255
 
 
 def divergence_loss(
     stages: StageSequence, simulation: Simulation, crops: Tensor, rng: RandomSource
 ) -> tuple[Loss, Tensor]:
-    """Return the contrastive divergence of all stages on random patches of degraded crops, and weights of 1."""
+    """Return a loss function for the contrastive divergence of all stages, and crop weights of 1.
+
+    The function maps crop indices to the contrastive divergence on random patches of these crops after degradation.
+    """
 
     def loss(rows: Tensor) -> Tensor:
         truth = _floats(crops, rows, stages)
@@ -284,7 +296,7 @@ def divergence_loss(
 def divergence_patches(
     stage: SymmetricStage, image: Tensor, goal: Tensor, level: Tensor | None, n: int, rng: RandomSource
 ) -> Tensor:
-    """Return the visible layers X and Z of random patches of images, (n, 5 c, p p)."""
+    """Return the visible layers X and Z for random patches of the images, of shape (n, 5 c, p p)."""
     p = stage.patch
     before = stage.lead
     windows, r = stage.windows(image)
@@ -297,7 +309,10 @@ def divergence_patches(
 
 
 def contrastive_divergence(stage: SymmetricStage, v: Tensor, rng: RandomSource) -> Tensor:
-    """Return CD-1 as a loss: the free energy of data (n, 5 c, p p) minus that of the data after one Gibbs step."""
+    """Return the CD-1 loss for data of shape (n, 5 c, p p).
+
+    The loss is the mean free energy of the data minus the mean free energy after one Gibbs step.
+    """
     w = stage.all_weights()
     bias = stage.bias.repeat(ORIENTATIONS)
     v = v.flatten(1)

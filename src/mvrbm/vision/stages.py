@@ -1,21 +1,21 @@
-r"""Stages: models of image patches whose mean-field pass maps an image to a better one of the same size.
+r"""Stages: models of image patches whose mean-field pass improves an image without changing its size.
 
-A patch of p x p pixels has one visible layer X, the correction to be inferred, and four visible layers Z1 to Z4, the
-derivatives of the given patch along x, y, xx and yy, for every channel. All of them are divided by the root mean square
-of the derivatives, r. The pass starts at X = 0, updates the hidden layer and then X, and averages the corrections of
+For each channel, a patch of p x p pixels has five visible layers: the correction X, which is inferred, and the
+derivatives Z1 to Z4 of the given patch along x, y, xx and yy. All layers are divided by the root mean square r of the
+derivatives. The mean-field pass starts at X = 0, updates the hidden layer and then X, and averages the corrections of
 overlapping patches.
 
-:class:`MachineStage` uses a multimodal MVRBM of these five layers. :class:`SymmetricStage` ties the hidden units in
-groups of eight: every orientation g of a base machine with K x L hidden units sees the patch flipped and rotated by g,
+:class:`MachineStage` is a multimodal MVRBM with these five layers. :class:`SymmetricStage` ties the hidden units in
+groups of eight: each orientation g of a base machine with K x L hidden units sees the patch flipped and rotated by g,
 
 .. math:: E = \sum_m \frac{\lVert V_m\rVert^2}{2} - \sum_g \langle Y_g, C + \sum_m W_m (g V_m)\rangle,
 
-where each W is a sum of Kronecker products, so flipping the image flips the result. Hidden units take the values -1/2
-and 1/2, which is equivalent to a visible bias. Two more layers are optional: a mask M of corrupted pixels, and a code T
-of the noise level relative to r.
+where each W is a sum of Kronecker products. As a consequence, flipping the image flips the result. Hidden units take
+the values -1/2 and 1/2, which is equivalent to a visible bias. Two more layers are optional: a mask M of corrupted
+pixels, and an encoding T of the noise level relative to r.
 
-This module computes passes. :mod:`mvrbm.vision.shipped` reads and writes stages, and
-:mod:`mvrbm.vision.stage_training` trains them.
+This module computes the mean-field passes. :mod:`mvrbm.vision.shipped` reads and writes stages, and
+:mod:`mvrbm.vision.stage_training` trains stages.
 """
 
 import functools
@@ -35,41 +35,45 @@ from mvrbm.random import RandomSource
 from mvrbm.saving import machine_config
 from mvrbm.units import Gaussian
 
-#: The visible layer to be inferred: the true patch minus the given one.
+#: Name of the visible layer to infer: the true patch minus the given patch.
 HIGH = "X"
-#: The visible layers that are given: derivatives of the patch along x, y, xx and yy.
+#: Names of the observed visible layers: derivatives of the patch along x, y, xx and yy.
 DERIVATIVES = ("Z1", "Z2", "Z3", "Z4")
 
-#: Number of basis functions that encode the noise level on a logarithmic scale.
+#: Number of basis functions for encoding the noise level on a logarithmic scale.
 CODES = 10
 #: Noise level, relative to r, at the center of the first basis function.
 SMALLEST = 0.02
 #: Noise level, relative to r, at the center of the last basis function.
 LARGEST = 10.0
 
-#: Pixels on each side of a patch that its second differences depend on.
+#: Number of pixels on each side of a patch that the second differences depend on.
 MARGIN = 2
 #: Number of flips and rotations of a square.
 ORIENTATIONS = 8
 
-# Rows of patches whose scales are computed together.
+# Number of rows of patches whose scales are computed at once.
 _ROWS_AT_ONCE = 128
-# Maximum number of hidden units inferred together on a CPU, where they should fit into the cache.
+# Maximum number of hidden units inferred at once on a CPU, chosen to fit in the cache.
 _CPU_ENTRIES = 2**20
-# Maximum number of hidden units inferred together on a GPU.
+# Maximum number of hidden units inferred at once on a GPU.
 _GPU_ENTRIES = 2**27
-# Pixels by which `run_mirrored` extends an image on each side.
+# Number of pixels by which `run_mirrored` extends an image on each side.
 _MIRRORED = 16
-# Progress is reported in this many parts per stage.
+# Number of progress reports per stage.
 _PARTS = 100
 
 Progress = Callable[[int, int], None]
-#: Computes the correction of one image (c, h, w), given the noise level, the mask and a progress callback.
+#: Function that computes the correction for one image of shape (c, h, w), given the noise level, the mask and a
+#: progress callback.
 Correction = Callable[[Tensor, float | None, Tensor | None, Progress | None], Tensor]
 
 
 def code(size: Tensor) -> Tensor:
-    """Encode noise levels by Gaussian basis functions of their logarithm: (...) -> (..., CODES). Zero maps to zeros."""
+    """Encode noise levels of shape (...) with Gaussian basis functions of their logarithm.
+
+    The result has shape (..., CODES). A level of zero is encoded as zeros.
+    """
     low = math.log(SMALLEST)
     high = math.log(LARGEST)
     centers = torch.linspace(low, high, CODES, device=size.device)
@@ -79,7 +83,10 @@ def code(size: Tensor) -> Tensor:
 
 
 def derivative_matrix(patch: int) -> Tensor:
-    """Return the matrix (4 p p, w w) from windows to the derivatives of patches along x, y, xx and yy."""
+    """Return the matrix that maps a window to the derivatives of its patch along x, y, xx and yy.
+
+    The matrix has shape (4 p p, w w).
+    """
     line = torch.eye(patch + 2 * MARGIN)
     plain = line[MARGIN:-MARGIN]
     slope = line[3:-1] - line[1:-3]
@@ -89,17 +96,18 @@ def derivative_matrix(patch: int) -> Tensor:
 
 
 class Stage(nn.Module, ABC):
-    """One pass over overlapping patches. The base class cuts patches and averages their corrections.
+    """Base class for stages, which extracts overlapping patches and averages their corrections.
 
-    :meth:`forward` is differentiable and works on batches. :meth:`prepare` returns a faster function for one image.
+    :meth:`forward` is differentiable and works on batches. :meth:`prepare` returns a faster function for a single
+    image.
     """
 
     channels: int
     patch: int
     stride: int
-    floor: float  # added to r, so that noise in flat patches is not amplified
+    floor: float  # value added to r, so that noise in flat patches is not amplified
     product: torch.dtype
-    # Lower bound of r squared, because the square root has no gradient at 0.
+    # Lower bound for r squared, because the square root is not differentiable at 0.
     least_square: ClassVar[float] = 1e-8
     features: Tensor  # (4 p p, w w)
 
@@ -109,27 +117,27 @@ class Stage(nn.Module, ABC):
         self.patch = patch
         self.stride = stride
         self.floor = floor
-        self.product = torch.float32  # dtype of the large products of training
+        self.product = torch.float32  # dtype for large matrix products during training
         self.register_buffer("features", derivative_matrix(patch), persistent=False)
 
     @property
     def window(self) -> int:
-        """Side of the window of pixels that a patch depends on."""
+        """Side length of the window of pixels that a patch depends on."""
         return self.patch + 2 * MARGIN
 
     @property
     def lead(self) -> int:
-        """Distance from the first patch to the image: the first patch starts this many pixels before the image."""
+        """Number of pixels by which the first patch starts before the image."""
         return (self.patch - 1) // self.stride * self.stride
 
     def pad(self, image: Tensor, mode: str = "replicate") -> Tensor:
-        """Extend images (n, c, h, w) to all pixels that the patches depend on."""
+        """Pad images of shape (n, c, h, w) to include all pixels that the patches depend on."""
         before = self.lead + MARGIN
         after = self.patch - self.stride + MARGIN
         return F.pad(image, (before, after, before, after), mode=mode)
 
     def scales(self, padded: Tensor) -> Tensor:
-        """Return r of every patch: padded images (n, c, h, w) -> (n, rows, columns)."""
+        """Return the scale r of each patch, of shape (n, rows, columns), for padded images of shape (n, c, h, w)."""
         b = padded
         inner = slice(MARGIN, -MARGIN)
         squares = (b[..., inner, 3:-1] - b[..., inner, 1:-3]).square()
@@ -140,7 +148,10 @@ class Stage(nn.Module, ABC):
         return means.clamp_min(self.least_square).sqrt() + self.floor
 
     def windows(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """Return windows (n, c, w w, patches) of images (n, c, h, w), and r of the patches (n, patches)."""
+        """Return the windows and scales of all patches in images of shape (n, c, h, w).
+
+        The windows have shape (n, c, w w, patches), and the scales r have shape (n, patches).
+        """
         padded = self.pad(image)
         cut = F.unfold(padded, self.window, stride=self.stride).unflatten(1, (-1, self.window**2))
         return cut, self.scales(padded).flatten(1)
@@ -149,23 +160,28 @@ class Stage(nn.Module, ABC):
     def correct_patches(
         self, windows: Tensor, r: Tensor, level: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        """Return the corrections (c, p p, n, patches) of windows (n, c, w w, patches) with scales r (n, patches).
+        """Return the corrections for all patches, of shape (c, p p, n, patches).
 
-        `level` (n,) is the noise level, `mask` (n, w w, patches) is 1 where pixels are corrupted.
+        `windows` has shape (n, c, w w, patches), and the scales `r` have shape (n, patches). `level`, of shape (n,), is
+        the noise level. `mask`, of shape (n, w w, patches), is 1 where pixels are corrupted.
         """
 
     @abstractmethod
     def prepare(self) -> Correction:
-        """Return a function that computes the correction of one image (c, h, w) of any size, without gradients."""
+        """Return a function that computes the correction for one image of shape (c, h, w), without gradients.
+
+        The image may have any size.
+        """
 
     @abstractmethod
     def layers(self) -> dict[str, Any]:
-        """Describe the layers and couplings as in the config of a saved machine."""
+        """Describe the layers and couplings in the config format of saved machines."""
 
     def forward(self, image: Tensor, level: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Return the correction of images (n, c, h, w) whose sides are multiples of the stride.
+        """Return the correction for images of shape (n, c, h, w).
 
-        `level` (n,) is the noise level, `mask` (n, 1, h, w) is 1 where pixels are corrupted.
+        The height and width must be multiples of the stride. `level`, of shape (n,), is the noise level. `mask`, of
+        shape (n, 1, h, w), is 1 where pixels are corrupted.
         """
         height, width = image.shape[2:]
         windows, r = self.windows(image)
@@ -175,12 +191,12 @@ class Stage(nn.Module, ABC):
         return out[..., self.lead : self.lead + height, self.lead : self.lead + width]
 
     def _fold(self, x: Tensor, height: int, width: int) -> Tensor:
-        """Add up overlapping patches (n, c p p, patches) that cover an image of this size."""
+        """Add up overlapping patches of shape (n, c p p, patches) that cover an image of the given size."""
         beyond = self.lead + self.patch - self.stride
         return F.fold(x, (height + beyond, width + beyond), self.patch, stride=self.stride)
 
     def _average(self, total: Tensor) -> Tensor:
-        """Divide sums of overlapping patches (..., rows, columns) by the number of patches that cover each pixel."""
+        """Divide sums of overlapping patches, of shape (..., rows, columns), by the number of patches at each pixel."""
         if self.patch % self.stride == 0:
             return total * (self.stride / self.patch) ** 2
         rows, columns = (
@@ -191,9 +207,9 @@ class Stage(nn.Module, ABC):
 
 @functools.lru_cache(maxsize=16)
 def _coverage(size: int, patch: int, stride: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return how many patches along one side cover each of `size` pixels.
+    """Return the number of patches along one axis that cover each of `size` pixels.
 
-    The result is cached, because CUDA graphs cannot copy it to the device while they are captured.
+    The result is cached, because it cannot be copied to the device during CUDA graph capture.
     """
     counts = torch.zeros(size, dtype=dtype)
     for start in range(0, size - patch + 1, stride):
@@ -202,7 +218,7 @@ def _coverage(size: int, patch: int, stride: int, dtype: torch.dtype, device: to
 
 
 class _Matrices(NamedTuple):
-    """The couplings of the machine of a stage as plain matrices."""
+    """Couplings of a stage's machine, as dense matrices."""
 
     up: Tensor  # (K L, w w): from windows divided by r to the hidden field
     hidden_bias: Tensor  # (K L, 1)
@@ -211,7 +227,10 @@ class _Matrices(NamedTuple):
     visible_bias: Tensor  # (p p, 1)
 
     def infer(self, windows: Tensor, cycles: int) -> Tensor:
-        """Return X after `cycles` of mean field: (..., w w, patches) -> (..., p p, patches), both divided by r."""
+        """Return X after `cycles` mean-field cycles, of shape (..., p p, patches).
+
+        The windows have shape (..., w w, patches). Both the windows and X are divided by r.
+        """
         field = self.up @ windows + self.hidden_bias
         x = self.down @ torch.sigmoid(field) + self.visible_bias
         for _ in range(cycles - 1):
@@ -220,7 +239,10 @@ class _Matrices(NamedTuple):
 
 
 def full_weights(link: Coupling) -> Tensor:
-    """Return the matrix (K L, I J) of a Kronecker coupling of matrices, as one product over its rank."""
+    """Return the dense weights of a Kronecker coupling between matrices, of shape (K L, I J).
+
+    A single matrix product sums over the rank.
+    """
     left, right = cast("tuple[Tensor, Tensor]", link.matrix_factors())  # (R, K, I), (R, L, J)
     rows, inputs = left.shape[1:]
     columns, others = right.shape[1:]
@@ -229,21 +251,21 @@ def full_weights(link: Coupling) -> Tensor:
 
 
 class MachineStage(Stage):
-    """A multimodal MVRBM as a stage, for gray images.
+    """Stage for gray images that uses a multimodal MVRBM.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        A machine with the Gaussian layers X and Z1 to Z4, all of one shape (p, p), and Kronecker couplings.
+        Machine with Gaussian layers X and Z1 to Z4, all of shape (p, p), and Kronecker couplings.
     stride : int
-        Pixels from one patch to the next.
+        Distance between patches in pixels.
     floor : float
         Value added to r.
     cycles : int
-        Cycles of mean field.
+        Number of mean-field cycles.
     """
 
-    # The only stage needs no gradient with respect to its input.
+    # A machine stage is always the only stage, so no gradient with respect to its input is required.
     least_square = 0.0
 
     def __init__(self, machine: BoltzmannMachine, stride: int, floor: float = 0.005, cycles: int = 1) -> None:
@@ -252,7 +274,7 @@ class MachineStage(Stage):
         self.cycles = cycles
 
     def matrices(self) -> _Matrices:
-        """Return the couplings as matrices; differentiable with respect to the parameters of the machine."""
+        """Return the couplings as matrices that are differentiable with respect to the machine's parameters."""
         layers = cast("dict[str, Gaussian]", self.machine.layers)
         links = self.machine.links
 
@@ -276,7 +298,7 @@ class MachineStage(Stage):
         return self._infer(self.matrices(), windows[:, 0], r).transpose(0, 1)[None]
 
     def _infer(self, matrices: _Matrices, windows: Tensor, r: Tensor) -> Tensor:
-        """Return the corrections (n, p p, patches) of windows (n, w w, patches)."""
+        """Return the corrections, of shape (n, p p, patches), for windows of shape (n, w w, patches)."""
         scales = r[:, None]
         centered = (windows - windows[:, _middle(windows.shape[1]), None]) / scales
         return matrices.infer(centered, self.cycles) * scales
@@ -316,22 +338,24 @@ def _entries_at_once(image: Tensor) -> int:
 
 
 class SymmetricStage(Stage):
-    """A machine tied to the eight flips and rotations of a patch.
+    """Stage whose hidden units are tied under the eight flips and rotations of a patch.
 
     Parameters
     ----------
     channels : int
-        Channels of the image.
-    patch, stride : int
-        Side of a patch, and pixels from one patch to the next. The stride divides the side of a patch.
+        Number of image channels.
+    patch : int
+        Side length of a patch. Must be a multiple of `stride`.
+    stride : int
+        Distance between patches in pixels.
     hidden : (int, int)
         Shape of the hidden layer of the base machine.
     rank : int
         Number of Kronecker products in each coupling.
     coded : bool
-        Whether the stage has a layer T, which encodes the noise level.
+        Whether the stage has a layer T that encodes the noise level.
     mask : bool
-        Whether the stage has a layer M, which marks corrupted pixels.
+        Whether the stage has a layer M that marks corrupted pixels.
     floor : float
         Value added to r.
     """
@@ -349,7 +373,7 @@ class SymmetricStage(Stage):
         floor: float = 0.005,
     ) -> None:
         if patch % stride:
-            raise ValueError(f"patch must be a multiple of the stride, {stride}, got {patch}")
+            raise ValueError(f"patch must be a multiple of the stride ({stride}), got {patch}")
         super().__init__(channels, patch, stride, floor)
         self.mask = mask
         layers = (1 + len(DERIVATIVES)) * channels + mask
@@ -362,19 +386,19 @@ class SymmetricStage(Stage):
 
     @torch.no_grad()
     def initialize(self, rng: RandomSource) -> None:
-        """Draw new parameters. The weights of X are zero, so that a new stage changes nothing."""
+        """Initialize the parameters at random. The weights for X are zero, so a new stage leaves images unchanged."""
         deviation = 0.7 * (0.05 / (self.left.shape[1] * self.patch)) ** 0.25
         for factor in (self.left, self.right):
             factor.copy_(rng.normal(factor.shape, factor) * deviation)
         self.left[: self.channels] = 0
         self.bias.zero_()
         self.visible_bias.zero_()
-        if self.codes is not None:  # random codes: each hidden unit starts out responding to some noise levels only
+        if self.codes is not None:  # with random codes, each hidden unit initially responds to some noise levels only
             self.codes.copy_(rng.normal(self.codes.shape, self.codes))
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the constructor, as values that JSON can hold."""
+        """Constructor arguments, as values that can be stored in JSON."""
         _, rank, rows, _ = self.left.shape
         return {
             "channels": self.channels,
@@ -388,12 +412,15 @@ class SymmetricStage(Stage):
         }
 
     def weights(self) -> Tensor:
-        """Return the weights of the base machine to each layer, (layers, K L, p p): X, then Z, then M."""
+        """Return the base machine's weights for each layer, of shape (layers, K L, p p). The order is X, Z, M."""
         product = torch.einsum("mrki,mrlj->mklij", self.left, self.right)
         return product.flatten(3).flatten(1, 2)
 
     def filters(self) -> tuple[Tensor, Tensor]:
-        """Return the filters from windows to hidden units, (K L, inputs, w, w), and to X, (K L, channels, p, p)."""
+        """Return the filters from windows to hidden units, and from hidden units to X.
+
+        The filters have shapes (K L, inputs, w, w) and (K L, channels, p, p).
+        """
         c = self.channels
         full = self.weights()
         count = len(DERIVATIVES)
@@ -404,13 +431,13 @@ class SymmetricStage(Stage):
         return up.transpose(0, 1), full[:c].transpose(0, 1).unflatten(2, (self.patch, self.patch))
 
     def all_weights(self) -> Tensor:
-        """Return the weights of all orientations to X and Z, (8 K L, 5 c p p)."""
+        """Return the weights for X and Z in all orientations, of shape (8 K L, 5 c p p)."""
         c = self.channels
         p = self.patch
         full = self.weights()[: 5 * c].transpose(0, 1).reshape(-1, 5 * c, p, p)
         x = full[:, :c]
         z = full[:, c:].reshape(-1, c, 4, p, p)
-        # A flip changes the sign of the slope along the flipped axis. A rotation also exchanges rows and columns.
+        # A flip changes the sign of the slope along the flipped axis. A rotation also swaps rows and columns.
         flip_signs = z.new_tensor([-1.0, 1, 1, 1])[:, None, None]
         turn_signs = z.new_tensor([1.0, -1, 1, 1])[:, None, None]
         x = torch.cat([x, x.flip(-1)])
@@ -423,7 +450,10 @@ class SymmetricStage(Stage):
         return torch.cat(found).flatten(1)
 
     def unit(self, r: Tensor, level: Tensor | None) -> Tensor:
-        """Return the scale of X in patches (n, ...): r, limited by the noise level (n,) if it is known."""
+        """Return the scale of X in each patch, of shape (n, ...).
+
+        If `level`, of shape (n,), is None, the scale is r. Otherwise, the noise level limits the scale.
+        """
         if level is None:
             return r
         share = (level.reshape(-1, *[1] * (r.ndim - 1)) / r).square() + 1e-8
@@ -444,7 +474,7 @@ class SymmetricStage(Stage):
         columns.append(self.bias.repeat(ORIENTATIONS)[:, None])
         seen = _Seen.apply(windows, r, torch.cat(others), self.product)  # (rows, n, patches)
         weights = F.pad(torch.cat(columns, 1), (0, len(seen) - sum(each.shape[1] for each in columns)))
-        # The logistic function minus 1/2 is tanh(a / 2) / 2, which is more precise in 16 bits.
+        # The logistic function minus 1/2 equals tanh(a / 2) / 2, which is more accurate with 16 bits.
         hidden = torch.tanh((0.5 * weights).to(self.product) @ seen.flatten(1))
         x = ((0.5 * down).to(self.product).mT @ hidden).to(windows)
         x = x.reshape(self.channels, self.patch**2, len(windows), -1)
@@ -469,15 +499,18 @@ class SymmetricStage(Stage):
 
 
 class _Seen(torch.autograd.Function):
-    """Centered windows divided by r, stacked with further rows into one matrix.
+    """Function that centers windows, divides them by r, and stacks them with additional rows into one matrix.
 
-    The middle pixel of each window is subtracted. The number of rows is padded to a multiple of 8, as tensor cores
-    prefer, and the columns are all patches, so that one 16-bit product computes all hidden fields.
+    Windows are centered by subtracting the middle pixel. The number of rows is padded to a multiple of 8, which tensor
+    cores prefer. The columns are all patches, so a single 16-bit matrix product computes all hidden fields.
     """
 
     @staticmethod
     def forward(ctx: Any, windows: Tensor, r: Tensor, others: Tensor, kind: torch.dtype) -> Tensor:
-        """Map windows (n, c, w w, patches) and further rows (k, n, patches) to (rows, n, patches)."""
+        """Return the matrix, of shape (rows, n, patches).
+
+        `windows` has shape (n, c, w w, patches), and the additional rows in `others` have shape (k, n, patches).
+        """
         n, c, size, patches = windows.shape
         used = c * size
         rows = used + len(others)
@@ -493,7 +526,7 @@ class _Seen(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients with respect to windows, r and the further rows."""
+        """Return the gradients with respect to windows, r and the additional rows."""
         if not ctx.needs_input_grad[1]:
             return None, None, None, None
         n, c, size, patches = ctx.shape
@@ -512,15 +545,16 @@ def _middle(size: int) -> int:
 
 
 def all_turns(filters: Tensor) -> Tensor:
-    """Return all eight orientations of filters: (n, c, w, w) -> (8 n, c w w)."""
+    """Return all eight orientations, of shape (8 n, c w w), of filters of shape (n, c, w, w)."""
     both = torch.cat([filters, filters.flip(-1)])
     return torch.cat([both.rot90(k, (-2, -1)) for k in range(4)]).flatten(1)
 
 
 def _even_and_odd(filters: Tensor) -> Tensor:
-    """Split filters (..., w, w) into parts that are even or odd along each axis, (4, ..., q, q) with one quarter each.
+    """Split filters of shape (..., w, w) into parts that are even or odd along each axis.
 
-    The sums of the parts with all sign patterns are the four quarters, each flipped to the position of the first.
+    Only one quarter of each part is returned, so the result has shape (4, ..., q, q). Adding the parts with all sign
+    patterns gives the four quarters of a filter, each flipped to the position of the first quarter.
     """
     w = filters.shape[-1]
     q = (w + 1) // 2
@@ -533,7 +567,7 @@ def _even_and_odd(filters: Tensor) -> Tensor:
 
 
 def _mix(parts: Tensor) -> Tensor:
-    """Replace parts (4, ...) in place by their sums with all sign patterns, which belong to the four flips."""
+    """Replace parts of shape (4, ...), in place, with their sums for all sign patterns, which are the four flips."""
     plain = parts[::2] + parts[1::2]
     flipped = parts[::2] - parts[1::2]
     for which, (even, odd) in enumerate((plain, flipped)):
@@ -543,11 +577,11 @@ def _mix(parts: Tensor) -> Tensor:
 
 
 class Pass:
-    r"""The pass of a symmetric stage over one image, computing the products that flips share only once.
+    r"""Mean-field pass of a symmetric stage over one image, which shares matrix products between flips.
 
-    A window is split into parts that are even or odd along rows and columns. The fields of the four flips of a filter
-    are sums of the products of these parts with four sign patterns, which takes a quarter of the products. The pass
-    down to X does the same.
+    A window is split into parts that are even or odd along rows and columns. The fields for the four flips of a filter
+    are sums of the products of these parts, with four sign patterns. This requires only a quarter of the products. The
+    pass from the hidden layer to X uses the same method.
     """
 
     @torch.no_grad()
@@ -555,7 +589,7 @@ class Pass:
         self.stage = stage
         up, down = stage.filters()
         parts = _even_and_odd(torch.cat([up, up.mT]))
-        if stage.window % 2:  # sums of mirrored pixels count the middle twice
+        if stage.window % 2:  # sums of mirrored pixels count the middle row and column twice
             parts[..., -1, :] /= 2
             parts[..., -1] /= 2
         self._up = parts.flatten(2).contiguous()  # (4, 2 K L, inputs q q)
@@ -563,14 +597,14 @@ class Pass:
         self._bias = stage.bias.detach().repeat(2)[:, None]
         self._codes = None if stage.codes is None else stage.codes.detach().repeat(2, 1)
         visible = stage.visible_bias.detach().repeat_interleave(self._down.shape[1] // stage.channels)
-        # The hidden units of four flips are centered at 1/2.
+        # Hidden units are centered at 1/2, which adds up to 2 for four flips.
         self._visible_bias = (visible - 2 * self._down[0].sum(1))[:, None]
 
     @torch.no_grad()
     def __call__(
         self, image: Tensor, level: float | None = None, mask: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Return the correction of an image (c, h, w) of any size; see :meth:`Stage.forward`."""
+        """Return the correction for an image of shape (c, h, w) and any size. See :meth:`Stage.forward`."""
         stage = self.stage
         p = stage.patch
         s = stage.stride
@@ -580,7 +614,7 @@ class Pass:
         r = self._scales(padded)
         shares = None if level is None or self._codes is None else level / r
         unit = r if shares is None else stage.unit(r[None], r.new_tensor([level]))[0]
-        # Derivatives do not depend on the mean. Subtracting it reduces rounding errors.
+        # Derivatives do not depend on the mean. Subtracting a typical mean reduces rounding errors.
         sources = [_Phases(padded[0].sub_(0.5), s)]
         scales = [r]
         if mask is not None:
@@ -607,7 +641,7 @@ class Pass:
         return total[:, p - s : p - s + h, p - s : p - s + w] * (s / p) ** 2
 
     def _scales(self, padded: Tensor) -> Tensor:
-        """Return r of every patch of one image, computed in blocks of rows to bound the memory."""
+        """Return the scale r of each patch in one image. Rows are processed in blocks to limit memory."""
         s = self.stage.stride
         beyond = self.stage.window - s
         rows = (padded.shape[2] - beyond) // s
@@ -616,7 +650,10 @@ class Pass:
         return torch.cat([self.stage.scales(part)[0] for part in parts])
 
     def _patches(self, quarters: Tensor) -> Tensor:
-        """Assemble patches (c p p, n) from quarters (4, c q q, n) that are flipped to the position of the first."""
+        """Assemble patches of shape (c p p, n) from quarters of shape (4, c q q, n).
+
+        Each quarter is flipped to the position of the first quarter.
+        """
         p = self.stage.patch
         q = (p + 1) // 2
         c = self.stage.channels
@@ -630,14 +667,20 @@ class Pass:
 
 
 class _Phases:
-    """A padded image (c, h, w) with its columns grouped by their position modulo the stride, for contiguous reads."""
+    """Padded image of shape (c, h, w) whose columns are grouped by their position modulo the stride.
+
+    The grouping makes memory access contiguous.
+    """
 
     def __init__(self, padded: Tensor, stride: int) -> None:
         self._phases = [padded[..., first::stride].contiguous() for first in range(stride)]
         self._stride = stride
 
     def parts(self, rows: slice, window: int, columns: int) -> Tensor:
-        """Return sums and differences of mirrored pixels of windows, (4, c q q, patches), for some rows of patches."""
+        """Return the sums and differences of mirrored pixels in each window, for selected rows of patches.
+
+        The result has shape (4, c q q, patches).
+        """
         s = self._stride
         q = (window + 1) // 2
         count = rows.stop - rows.start
@@ -661,7 +704,7 @@ class _Phases:
 
 
 class StageSequence(nn.Module):
-    """Stages that are applied one after another, each to the result of the previous one."""
+    """Sequence of stages, each applied to the output of the previous stage."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         super().__init__()
@@ -675,9 +718,9 @@ class StageSequence(nn.Module):
 
     @property
     def symmetric(self) -> list[SymmetricStage]:
-        """The stages, all of which must be symmetric."""
+        """List of the stages. Raises TypeError if a stage is not symmetric."""
         if not all(isinstance(stage, SymmetricStage) for stage in self.stages):
-            raise TypeError("a plain machine is not a symmetric stage")
+            raise TypeError("all stages must be symmetric, got a plain machine")
         return cast("list[SymmetricStage]", list(self.stages))
 
     @property
@@ -687,7 +730,7 @@ class StageSequence(nn.Module):
 
     @property
     def n_parameters(self) -> int:
-        """Number of parameters of all stages."""
+        """Total number of parameters in all stages."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @torch.no_grad()
@@ -700,10 +743,10 @@ class StageSequence(nn.Module):
         mask: Tensor | None = None,
         progress: Progress | None = None,
     ) -> Tensor:
-        """Improve an image (c, h, w) of any size.
+        """Improve an image of shape (c, h, w) and any size.
 
-        `after` is applied to the result of each stage. `level` is the noise level, and `mask` (1, h, w) is 1 where
-        pixels are corrupted; only those pixels change.
+        `after` is applied to the output of each stage. `level` is the noise level. `mask`, of shape (1, h, w), is 1
+        where pixels are corrupted. If it is given, only corrupted pixels change.
         """
         for which, stage in enumerate(self):
 
@@ -719,7 +762,10 @@ class StageSequence(nn.Module):
     def run_mirrored(
         self, image: Tensor, *, level: float | None = None, mask: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Improve an image that is mirrored at its edges: repeating a noisy edge pixel would draw lines."""
+        """Improve an image after extending it by mirroring.
+
+        Extending the image by repeating noisy edge pixels would cause streaks.
+        """
         height, width = image.shape[1:]
         rows, columns = (
             torch.from_numpy(np.pad(np.arange(size), _MIRRORED, mode="reflect")).to(image.device)

@@ -1,6 +1,7 @@
-"""`SuperResolver`, an estimator that learns from photographs to enlarge other photographs.
+"""`SuperResolver`, an estimator that learns to enlarge photographs.
 
-Luminance and alpha are enlarged by stages (:mod:`mvrbm.vision.stages`), chroma by bicubic interpolation.
+Stages (:mod:`mvrbm.vision.stages`) enlarge the luminance and alpha channels. Chroma is enlarged by bicubic
+interpolation.
 """
 
 from __future__ import annotations
@@ -37,30 +38,31 @@ from mvrbm.vision.stage_estimator import StageEstimator
 from mvrbm.vision.stage_training import Patches, TrainingStep, cut_patches, training_images
 from mvrbm.vision.stages import DERIVATIVES, HIGH, ORIENTATIONS, MachineStage, Progress, Stage, StageSequence
 
-# Rows of an enlarged image whose colors are computed together.
+# Number of rows of an enlarged image whose colors are computed at once.
 _ROWS_AT_ONCE = 256
-# Limit for cycles of mean field and rounds of back-projection, both of which converge after a few.
+# Maximum number of mean-field cycles and of back-projection rounds. Both converge after a few.
 _MOST_ROUNDS = 1000
-# Side of the crops to train with, in low-resolution pixels.
+# Side length of training crops, in low-resolution pixels.
 _CROP = 32
-# Sides of the patches of the shipped stages, in low-resolution pixels.
+# Side length of the patches in each shipped stage, in low-resolution pixels.
 _PATCHES = (5, 4, 4)
-# Hidden shape and rank of the shipped stages, by scale.
+# Hidden shape and rank of the shipped stages for each scale.
 _SIZES = {2: ((7, 8), 40), 3: ((8, 8), 32), 4: ((8, 8), 25)}
-# Patch, hidden shape and rank of the paper's machine.
+# Patch side length, hidden shape and rank of the paper's machine.
 _PAPER = (15, (20, 20), 1)
 
 _PATCH_STEP = TrainingStep("patches", n_samples=100_000, n_epochs=15, batch_size=512, learning_rate=3e-3)
-#: Training steps of the default configuration.
+#: Training steps in the default configuration.
 DEFAULT_STEPS = (
     TrainingStep("divergence", n_samples=160, n_epochs=1, batch_size=8, learning_rate=2e-3),
     _PATCH_STEP,
     TrainingStep("images", n_samples=2000, n_epochs=6, batch_size=8, learning_rate=2e-3, averaging=0.99),
 )
 
-#: Parameters of :class:`SuperResolver` by the name of a configuration. ``"stages"``, the default, has the architecture
-#: of the weights that come with the package. ``"paper"`` is the machine of the paper, trained by contrastive divergence
-#: alone. ``"fine-tuned"`` is a larger machine, trained by contrastive divergence and then by backpropagation.
+#: Named configurations of :class:`SuperResolver`. ``"stages"``, the default, has the same architecture as the weights
+#: that come with the package. ``"paper"`` is the paper's machine, trained only by contrastive divergence.
+#: ``"fine-tuned"`` is a machine with more hidden units and a higher rank, trained by contrastive divergence and then by
+#: backpropagation.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "stages": {},
     "paper": {"symmetric": False},
@@ -71,59 +73,64 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 @register("SuperResolver")
 @dataclass(eq=False, repr=False)
 class SuperResolver(StageEstimator):
-    r"""Enlarges images by Boltzmann machines of patches.
+    r"""Super-resolution with Boltzmann machines on image patches.
 
-    The image is enlarged by bicubic interpolation, and stages correct it one after another. A stage sees patches of
-    the image. A patch is five Gaussian matrices: X, the true patch minus the given one, and the derivatives Z1 to Z4 of
-    the given one along x, y, xx and yy, all divided by the root mean square of the derivatives. They share a hidden
-    layer Y,
+    The image is enlarged by bicubic interpolation and then corrected by a sequence of stages. A stage models each patch
+    of the image by five Gaussian matrices: X, the true patch minus the given patch, and the derivatives Z1 to Z4 of the
+    given patch along x, y, xx and yy. All of them are divided by the root mean square of the derivatives. The five
+    layers share a hidden layer Y,
 
     .. math:: E = \sum_m \Big[\frac{\lVert X_m - B_m\rVert^2}{2 s_m^2} - \langle Y, U_m X_m V_m^\top\rangle\Big]
               - \langle C, Y\rangle .
 
-    X starts at zero. One cycle of mean field updates Y and then X, and the corrections X of overlapping patches are
+    X starts at zero. One mean-field cycle updates Y and then X, and the corrections X of overlapping patches are
     averaged. After each stage, back-projection makes the result consistent with the low-resolution image.
 
-    By default there are three stages, whose hidden units are tied under flips and rotations, as in the weights that
-    come with the package. With ``symmetric=False`` there is one stage with a plain multimodal MVRBM; its defaults are
-    the setting of the paper. See `mvrbm.vision.super_resolution.CONFIGURATIONS`.
+    By default, there are three stages whose hidden units are tied under flips and rotations, as in the weights that
+    come with the package. With ``symmetric=False``, there is a single stage with a plain multimodal MVRBM, and the
+    defaults are the paper's settings. See `mvrbm.vision.super_resolution.CONFIGURATIONS`.
 
     Parameters
     ----------
     scale : {2, 3, 4}
-        Factor by which each side is enlarged.
+        Factor by which to enlarge each side.
     patch : int or sequence of int, optional
-        Sides of the patches in pixels of the enlarged image, one per stage. Default: 5, 4 and 4 low-resolution pixels,
-        or one stage with 15 if `symmetric` is False. Must be multiples of the stride if `symmetric` is True.
+        Side length of a patch in each stage, in pixels of the enlarged image. If `symmetric` is True, each side length
+        must be a multiple of the stride. Default: ``(5 * scale, 4 * scale, 4 * scale)``, or 15 if `symmetric` is False.
     hidden_shape : (int, int), optional
-        Shape of the hidden layer of each stage. If `symmetric` is True, there are eight times as many units. Default:
-        that of the shipped weights, or (20, 20) if `symmetric` is False.
+        Shape of the hidden layer in each stage. If `symmetric` is True, each stage has eight such layers, one per flip
+        and rotation. Default: as in the shipped weights, or (20, 20) if `symmetric` is False.
     rank : int, optional
-        Number of Kronecker products in each coupling. Default: that of the shipped weights, or 1 if `symmetric` is
-        False.
+        Number of Kronecker products in each coupling. Default: as in the shipped weights, or 1 if `symmetric` is False.
     symmetric : bool
         Whether to tie the hidden units under the eight flips and rotations of a patch.
     stride : int, optional
-        Pixels from one patch to the next. Default: the scale.
+        Distance between patches in pixels. Default: `scale`.
     back_projection : int
-        Rounds of back-projection after each stage.
+        Number of back-projection rounds after each stage.
     cycles : int
-        Cycles of mean field. Must be 1 if `symmetric` is True.
+        Number of mean-field cycles. Must be 1 if `symmetric` is True.
     floor : float
-        Value, as a fraction of white, added to the scale of each patch, so that noise in flat patches is not amplified.
+        Value added to the scale of each patch, as a fraction of the white level, so that noise in flat patches is not
+        amplified.
     n_patches : int
-        Number of patches for contrastive divergence with `recipe`. Used if `symmetric` is False.
-    n_epochs, batch_size, learning_rate : int, int, float, optional
-        Epochs, patches per update and learning rate of this contrastive divergence. Default: those of the recipe.
+        Number of patches for contrastive divergence. Only used if `symmetric` is False.
+    n_epochs : int, optional
+        Number of epochs of contrastive divergence. Only used if `symmetric` is False. Default: set by `recipe`.
+    batch_size : int, optional
+        Number of patches per update. Only used if `symmetric` is False. Default: set by `recipe`.
+    learning_rate : float, optional
+        Learning rate for contrastive divergence. Only used if `symmetric` is False. Default: set by `recipe`.
     recipe : str or Recipe
-        ``"default"``, ``"paper"``, or a :class:`~mvrbm.training.Recipe`. Used if `symmetric` is False.
+        Training recipe for contrastive divergence: ``"default"``, ``"paper"``, or a :class:`~mvrbm.training.Recipe`.
+        Only used if `symmetric` is False.
     steps : sequence of TrainingStep, optional
-        Further training steps of `fit`. Default: contrastive divergence, single patches and then crops of images if
-        `symmetric` is True, otherwise none.
+        Training steps. If `symmetric` is False, they follow contrastive divergence with `recipe`. Default: contrastive
+        divergence, then backpropagation on patches and on image crops, or no steps if `symmetric` is False.
     random_state : int, RandomState or None
         Random seed.
     device : str
-        Device; ``"auto"`` selects a GPU if there is one.
+        Device to use. ``"auto"`` selects a GPU if available.
     verbose : int
         Whether to show progress.
 
@@ -132,7 +139,7 @@ class SuperResolver(StageEstimator):
     stages_ : StageSequence
         The trained stages.
     history_ : list of dict
-        Metrics of every epoch.
+        Metrics for each epoch.
 
     Examples
     --------
@@ -171,30 +178,30 @@ class SuperResolver(StageEstimator):
 
     @property
     def machine_(self) -> BoltzmannMachine:
-        """The machine of a model with ``symmetric=False``."""
+        """Machine of the only stage. Requires ``symmetric=False``."""
         check_is_fitted(self)
         if self.symmetric:
-            raise AttributeError("symmetric stages have no plain machine: see stages_")
+            raise AttributeError("symmetric stages have no plain machine: use stages_")
         return cast("MachineStage", self._first()).machine
 
     @property
     def _augment(self) -> bool:  # type: ignore[override]
-        return not self.symmetric  # symmetric stages see all flips and rotations anyway
+        return not self.symmetric  # symmetric stages already cover all flips and rotations
 
     def check(self) -> None:
-        """Raise ValueError for invalid parameters."""
+        """Raise ValueError if a parameter is invalid."""
         choice(self.scale, "scale", SCALES)
         for patch in self._sides():
             whole_number(patch, "patch")
             if self._stride() > patch:
-                raise ValueError(f"stride must be at most the patch's side, {patch}, got {self._stride()}")
+                raise ValueError(f"stride must be at most {patch} (the side length of a patch), got {self._stride()}")
         whole_number(self._size()[1], "rank")
         whole_number(self.n_patches, "n_patches")
         whole_number(self.cycles, "cycles", 1, 1 if self.symmetric else _MOST_ROUNDS)
         whole_number(self.back_projection, "back_projection", 0, _MOST_ROUNDS)
         number(self.floor, "floor", 0, 1, exclude_low=True)
         if not self.symmetric and len(self._sides()) != 1:
-            raise ValueError(f"patch must be one number if symmetric is False, got {self.patch}")
+            raise ValueError(f"patch must be a single integer if symmetric is False, got {self.patch}")
         for step in self.training_steps:
             step.check()
             if step.objective == "divergence" and not self.symmetric:
@@ -215,7 +222,7 @@ class SuperResolver(StageEstimator):
 
     @property
     def training_steps(self) -> tuple[TrainingStep, ...]:
-        """Training steps of `fit`: the parameter `steps`, or its default."""
+        """Training steps: the parameter `steps`, or its default."""
         if self.steps is not None:
             return tuple(self.steps)
         return DEFAULT_STEPS if self.symmetric else ()
@@ -251,21 +258,23 @@ class SuperResolver(StageEstimator):
         checkpoints: Any = None,
         force: bool = False,
     ) -> Self:
-        """Learn from high-resolution images.
+        """Train the model on high-resolution images.
 
         Parameters
         ----------
-        images : sequence of arrays (H, W), (H, W, 3) or (H, W, 4), or path
-            Bytes, 16-bit integers or floats from 0 to 1, each of any size, or a folder of pictures. `fit` computes the
-            low-resolution images from them. Alpha is ignored.
+        images : sequence of arrays of shape (H, W), (H, W, 3) or (H, W, 4), or path
+            High-resolution images of dtype uint8, uint16, or floats from 0 to 1, or the path of a folder of image
+            files. Images may differ in size. `fit` computes the low-resolution images from them. Alpha is ignored.
         y : None
             Ignored.
         callbacks : sequence of Callback
-            Callbacks of contrastive divergence with a recipe; see :mod:`mvrbm.training`.
+            Callbacks for contrastive divergence with `recipe`. Only used if `symmetric` is False. See
+            :mod:`mvrbm.training`.
         checkpoints : path, optional
-            Folder to save to after every epoch and to resume from.
+            Folder to save checkpoints to after each epoch, and to resume training from.
         force : bool
-            Whether to resume from checkpoints of other images or settings, which otherwise raises an error.
+            Whether to resume from checkpoints that were trained on other images or with other settings. If False, such
+            checkpoints raise an error.
         """
         self.check()
         arrays = training_images(images)
@@ -278,14 +287,14 @@ class SuperResolver(StageEstimator):
         return self
 
     def fine_tune(self, images: Any, step: TrainingStep, *, checkpoints: Any = None, force: bool = False) -> Self:
-        """Continue training a fitted model by one more step.
+        """Train a fitted model with one more training step.
 
         Parameters
         ----------
         images : sequence of arrays or path
-            High-resolution images; see `fit`.
+            High-resolution images. See `fit`.
         step : TrainingStep
-            Settings of the step.
+            Settings for the training step.
         checkpoints, force : path, bool, optional
             See `fit`.
         """
@@ -323,9 +332,9 @@ class SuperResolver(StageEstimator):
         trainer.raise_if_interrupted()
 
     def patch_layers(self, images: Any, n: int, seed: int = 0) -> dict[str, torch.Tensor]:
-        """Cut up to `n` random patches from images, and return the five visible layers of the first stage.
+        """Extract up to `n` random patches from images and return the five visible layers of the first stage.
 
-        Each layer is a tensor (n, p, p). Requires a fitted model.
+        Each layer is a tensor of shape (n, p, p). Requires a fitted model.
         """
         check_is_fitted(self)
         stage = copy.deepcopy(self._first()).cpu()
@@ -335,7 +344,7 @@ class SuperResolver(StageEstimator):
         return self._cut(images, self._first(), n, seed, augment)
 
     def _cut(self, images: Sequence[Array], stage: Stage, n: int, seed: int, augment: bool) -> Patches:
-        # Patches with little detail teach nothing about detail.
+        # Skip patches with little detail, because the model cannot learn detail from them.
         return cut_patches(images, self.scale, stage, n, flat=2 * float(self.floor), augment=augment, seed=seed)
 
     # -- enlarging ----------------------------------------------------------------------------------
@@ -345,19 +354,19 @@ class SuperResolver(StageEstimator):
 
         Parameters
         ----------
-        image : array (H, W), (H, W, 3) or (H, W, 4)
-            Gray, RGB or RGBA, in bytes, 16-bit integers or floats from 0 to 1. Luminance and alpha are enlarged by the
-            model, chroma by bicubic interpolation. Colors of fully transparent pixels are ignored.
+        image : array of shape (H, W), (H, W, 3) or (H, W, 4)
+            Gray, RGB or RGBA image of dtype uint8, uint16, or floats from 0 to 1. The model enlarges luminance and
+            alpha, and chroma is enlarged by bicubic interpolation. The colors of fully transparent pixels are ignored.
         self_ensemble : bool
-            Whether to average over the eight flips and rotations of the image, which takes eight times as long. It has
-            no effect on symmetric stages.
+            Whether to average the results over the eight flips and rotations of the image, which takes eight times as
+            long. Has no effect if `symmetric` is True.
         progress : callable, optional
-            Called with the number of finished parts and their total.
+            Function to call with the number of finished parts and the total number of parts.
 
         Returns
         -------
-        array (H * scale, W * scale, ...)
-            The enlarged image, of the same type.
+        array of shape (H * scale, W * scale, ...)
+            The enlarged image, with the same dtype as `image`.
         """
         check_is_fitted(self)
         image = check_image(image, unit_range=True)
@@ -375,13 +384,16 @@ class SuperResolver(StageEstimator):
         for first in range(0, len(out), _ROWS_AT_ONCE):
             rows = slice(first, min(first + _ROWS_AT_ONCE, len(out)))
             block = enlarge_rows(image, self.scale, rows) / top
-            # Adding the same value to R, G and B changes luminance and keeps chroma.
+            # Adding the same value to R, G and B changes the luminance but not the chroma.
             block += np.float32(LUMINANCE_GAIN) * (high[rows] - luminance(block))[..., None]
             out[rows] = to_dtype(block, image.dtype)
         return out
 
     def _upscale_transparent(self, image: Array, self_ensemble: bool, progress: Progress | None) -> Array:
-        """Enlarge an RGBA image so that, shown on white, it equals the enlarged image shown on white."""
+        """Enlarge an RGBA image so that it looks correct on a white background.
+
+        Composited onto white, the result equals the enlarged composite of the original image.
+        """
         top = np.float32(white(image.dtype))
         alpha = image[..., 3].astype(np.float32) / top
         on_white = 1 - alpha[..., None] * (1 - image[..., :3].astype(np.float32) / top)
@@ -395,7 +407,7 @@ class SuperResolver(StageEstimator):
 
             large.append(self.upscale(part, self_ensemble=self_ensemble, progress=report))
         colors = large[0]
-        # The smallest alpha with which some color gives the picture on white.
+        # Smallest alpha for which a valid color produces the composite on white.
         least = 1 - colors.min(2, keepdims=True)
         shown = np.ones_like(colors[..., :1]) if len(parts) == 1 else np.maximum(large[1][..., None], least)
         colors -= 1
@@ -405,7 +417,7 @@ class SuperResolver(StageEstimator):
     def upscale_luminance(
         self, low: Array, *, self_ensemble: bool = False, progress: Progress | None = None
     ) -> NDArray[np.float32]:
-        """Enlarge luminance (h, w), with white at 1, without rounding or clipping."""
+        """Enlarge luminance of shape (h, w), with white at 1, without rounding or clipping."""
         check_is_fitted(self)
         turns = ORIENTATIONS if self_ensemble and not self.symmetric else 1
         height, width = low.shape
@@ -421,7 +433,7 @@ class SuperResolver(StageEstimator):
         return total
 
     def _enlarge(self, low: NDArray[np.float32], progress: Progress) -> NDArray[np.float32]:
-        """Enlarge luminance (h, w), with white at 1, in one orientation."""
+        """Enlarge luminance of shape (h, w), with white at 1, in a single orientation."""
         small = torch.from_numpy(low).to(next(self.stages_.parameters()))
         bicubic = small.new_empty(len(low) * self.scale, low.shape[1] * self.scale)
         for first in range(0, len(bicubic), _ROWS_AT_ONCE):
@@ -444,11 +456,11 @@ class SuperResolver(StageEstimator):
         Parameters
         ----------
         scale : {2, 3, 4}, optional
-            Required scale. Default: the scale of the saved model, or 2 without a folder.
+            Required scale. If None, the scale of the saved model is used, or 2 if `folder` is None.
         folder : path, optional
-            Folder of a saved model. Default: the weights that come with the package.
+            Folder of a saved model. If None, the weights that come with the package are used.
         device : str
-            Device to compute on.
+            Device to use. ``"auto"`` selects a GPU if available.
         """
         if folder is None:
             model = cls(choice(2 if scale is None else scale, "scale", SCALES), device=device)
@@ -457,16 +469,16 @@ class SuperResolver(StageEstimator):
             return model
         loaded = load(folder, device)
         if not isinstance(loaded, SuperResolver):
-            raise StorageError(f"{folder} does not hold a {cls.__name__}")
+            raise StorageError(f"{folder} does not contain a {cls.__name__}")
         if scale is not None and loaded.scale != scale:
-            raise StorageError(f"{folder} is a model for scale {loaded.scale}, not for {scale}")
+            raise StorageError(f"{folder} contains a model for scale {loaded.scale}, but scale {scale} is required")
         return loaded
 
     @classmethod
     def from_folder(cls, folder: Path, config: Mapping[str, Any], device: str | torch.device) -> Self:
-        """Load a model from a folder with this config. Called by :func:`mvrbm.load`."""
+        """Load a model from a folder with the given config. Called by :func:`mvrbm.load`."""
         described = config[ESTIMATOR]
-        if "symmetric" not in described["params"]:  # models of versions 0.1 and 0.2 are plain machines
+        if "symmetric" not in described["params"]:  # models saved by versions 0.1 and 0.2 are plain machines
             params = {**described["params"], "symmetric": False}
             config = {**config, ESTIMATOR: {**described, "params": params}}
         return super().from_folder(folder, config, device)
@@ -487,7 +499,9 @@ class SuperResolver(StageEstimator):
         found = {name: (unit.name, unit.shape) for name, unit in machine.layers.items()}
         wanted = dict.fromkeys((HIGH, *DERIVATIVES), (Gaussian.name, (side, side)))
         if found != wanted or machine.hidden.shape != self._size()[0]:
-            raise ValueError(f"its layers are {found} and {machine.hidden.shape}")
+            raise ValueError(
+                f"the saved layers do not match the parameters of the estimator: {found} and {machine.hidden.shape}"
+            )
         if any(link.matrix_factors() is None for link in machine.links.values()):
-            raise ValueError("its couplings are not Kronecker products of two matrices")
+            raise ValueError("the saved couplings are not Kronecker products of two matrices")
         self.use_machine(machine)

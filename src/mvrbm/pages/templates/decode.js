@@ -1,4 +1,4 @@
-// Decodes the arrays of a page, {shape, type, data}, whose data is in base64.
+// Decodes an array on the page, {shape, type, data}, where data is in base64.
 "use strict";
 
 function decode(tensor) {
@@ -8,7 +8,7 @@ function decode(tensor) {
   return Float64Array.from(new Float32Array(bytes.buffer));
 }
 
-// Converts a half-precision float: one sign bit, 5 bits of exponent, 10 bits of fraction.
+// Converts a half-precision float, which has 1 sign bit, 5 exponent bits and 10 fraction bits.
 function half(bits) {
   const exponent = (bits >> 10) & 31;
   const fraction = bits & 1023;

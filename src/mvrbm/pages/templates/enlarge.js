@@ -2,17 +2,17 @@
 "use strict";
 
 const models = JSON.parse(document.getElementById("models").textContent);
-// Of larger photographs, only the middle is enlarged.
+// Maximum size of a photograph. Only the middle of larger photographs is enlarged.
 const MAX_PIXELS = 2 ** 18;
 const MAX_HELPERS = 8;
 const byId = (id) => document.getElementById(id);
 const say = (text) => (byId("status").textContent = text);
 
-// The photograph {width, height, data}, with bytes R, G, B and A, and whether it was cropped.
+// The photograph, {width, height, data, cropped}, with data in RGBA bytes.
 let picture = null;
 let worker = null;
 
-// The page contains the code of the worker, so it needs no other file.
+// The page contains the worker's code, so no other file is required.
 const code = byId("engine").textContent + byId("worker").textContent;
 const workerUrl = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
 

@@ -1,12 +1,13 @@
-// A Boltzmann machine with a visible picture, an optional label and one hidden layer. Nothing here touches the page.
+// Boltzmann machine with an image layer, an optional label layer and one hidden layer. This file does not access the
+// page.
 //
-// All states are Float64Arrays. In double precision, rounding errors do not matter, whatever the units of the data are.
+// All states are Float64Arrays. In double precision, rounding errors are negligible for data of any scale.
 "use strict";
 
 const size = (shape) => shape.reduce((product, length) => product * length, 1);
 
-// One step of a coupling: an einsum equation of an array and a factor, such as "rkJ,rlJ->kl". Returns the shape of the
-// result, and functions for both directions. The adjoint exchanges the input and the output of the equation.
+// One step of a coupling: an einsum equation for an array and a factor, such as "rkJ,rlJ->kl". Returns the shape of the
+// result, and functions for both directions. The adjoint swaps the input and the output of the equation.
 function contraction(step, inputShape) {
   const [input, own, output] = step.equation.split(/,|->/);
   const factor = decode(step.factor);
@@ -20,8 +21,8 @@ function contraction(step, inputShape) {
   };
 }
 
-// Compiles an equation to two loops: over the entries of the output, and over the terms of each sum. The offset of a
-// term in the array, or in the factor, is the sum of an offset for the entry and one for the term.
+// Compiles an equation to two loops: one over the entries of the output, and one over the terms of each sum. The offset
+// of a term in the array, or in the factor, is the sum of an entry offset and a term offset.
 function product(input, own, output, sizes, factor) {
   const summed = [...new Set(input + own)].filter((letter) => !output.includes(letter)).join("");
   const arrayOut = offsets(output, input, sizes);
@@ -106,7 +107,7 @@ const UNITS = {
     sample: (mean) => {
       let left = Math.random();
       const chosen = mean.findIndex((p) => (left -= p) < 0);
-      // Rounding can make the probabilities sum to less than 1. Then no index is found.
+      // No index is found if the probabilities sum to less than 1 because of rounding.
       return oneHot(chosen < 0 ? mean.length - 1 : chosen, mean.length);
     },
   }),
@@ -142,13 +143,13 @@ class Machine {
     this.visible = new Layer(model.visible);
     this.hidden = new Layer(model.hidden);
     this.label = model.label && new Layer(model.label);
-    // The fields of all labels on the hidden layer, for the exact probabilities of labels.
+    // Hidden fields of all labels, for computing exact label probabilities.
     this.columns = this.label
       ? Array.from({ length: this.label.size }, (_, i) => this.label.toHidden(oneHot(i, this.label.size)))
       : [];
   }
 
-  // Returns the field of a picture on the hidden layer, plus that of a one-hot label or of label probabilities.
+  // Returns the hidden field of an image and a label, where the label is one-hot or consists of probabilities.
   hiddenField(x, label = null) {
     const field = this.visible.toHidden(this.visible.statistic(x));
     this.columns.forEach((column, number) => {
@@ -181,7 +182,7 @@ class Machine {
     return own - this.hidden.logNormalizer(this.hiddenField(x, label));
   }
 
-  // Returns -F(x, label) of every label.
+  // Returns -F(x, label) for each label.
   labelLogits(x) {
     const field = this.hiddenField(x);
     const own = this.visible.energy(x);
@@ -191,7 +192,7 @@ class Machine {
     });
   }
 
-  // Returns the exact probabilities of labels given a picture.
+  // Returns the exact label probabilities given an image.
   labelProbabilities(x) {
     return softmax(this.labelLogits(x));
   }
@@ -201,9 +202,9 @@ class Machine {
     return this.visible.toVisible(oneHot(unit, this.hidden.size));
   }
 
-  // Updates a state {x, mean, label, hidden} in place, by one step up and down. Pixels where known[i] is true keep their
-  // values, and the label stays at heldLabel unless that is -1. The step is a Gibbs step if `sampled` is true, and
-  // otherwise an iteration of the mean-field equations.
+  // Updates a state {x, mean, label, hidden} in place by one step up and down. Pixels where known[i] is true keep their
+  // values. The label is fixed to heldLabel, unless heldLabel is -1. The step is a Gibbs step if `sampled` is true, and
+  // a mean-field iteration otherwise.
   step(state, { known, heldLabel = -1, beta = 1, sampled = true }) {
     const up = this.hiddenMean(state.x, state.label, beta);
     const y = sampled ? this.hidden.sample(up, beta) : up;
@@ -221,7 +222,7 @@ class Machine {
     }
   }
 
-  // Returns an initial state: a given picture, or independent draws of all pixels.
+  // Returns an initial state: a given image, or independent draws of all pixels.
   start(x = null, label = null) {
     const zero = new Float64Array(this.visible.size);
     const drawn = x ?? this.visible.sample(this.visible.mean(zero));

@@ -1,4 +1,4 @@
-// The page shows a state of the machine, lets people keep parts of it, and runs the machine.
+// The page shows a state of the machine, lets users fix parts of the state, and runs the machine.
 "use strict";
 
 const model = JSON.parse(document.getElementById("model").textContent);
@@ -6,7 +6,7 @@ const machine = new Machine(model);
 const [rows, columns] = model.visible.shape;
 const [low, high] = model.visible.range;
 const starts = model.starts && split(decode(model.starts.visible), machine.visible.size);
-// Steps per second. Infinity means as many as fit into a frame.
+// Steps per second. Infinity means as many steps as fit in a frame.
 const SPEEDS = [1, 2, 5, 10, 30, 60, Infinity];
 // Computing time per frame, which keeps the page responsive.
 const FRAME_MS = 12;
@@ -40,8 +40,8 @@ function stepOnce() {
   });
 }
 
-// Starts from a chain of training if there is one, because noise takes long to become a picture. If a class is chosen,
-// the chain is of that class.
+// Starts from a training chain if available, because sampling an image from noise takes long. If a class is selected,
+// the chain belongs to that class.
 function newSample() {
   const rowsOf = starts?.map((_, n) => n).filter((n) => heldLabel < 0 || model.starts.labels[n] === heldLabel) ?? [];
   const from = rowsOf[Math.floor(Math.random() * rowsOf.length)];
@@ -53,8 +53,8 @@ function newSample() {
   draw();
 }
 
-// Called after a stroke. The candidates are the picture and the stored chains, each with the kept pixels inserted. The
-// machine continues from the most probable one, because a picture that does not fit the stroke would adapt slowly.
+// Called after a stroke. The candidates are the image and the stored chains, each with the kept pixels inserted. The
+// machine continues from the most probable candidate, because an image that does not fit the stroke would adapt slowly.
 function nearest() {
   const candidates = [state.x, ...(starts ?? [])].map((x) => x.map((value, i) => (known[i] ? state.x[i] : value)));
   const held = heldLabel < 0 ? null : oneHot(heldLabel, machine.label.size);
@@ -73,7 +73,7 @@ function setRunning(on) {
   if (on) schedule();
 }
 
-// At most one frame is scheduled: pausing and resuming within a frame must not start a second animation loop.
+// Schedule at most one frame, so that pausing and resuming within a frame does not start a second animation loop.
 let waiting = false;
 function schedule() {
   if (!waiting) requestAnimationFrame(frame);
@@ -116,7 +116,7 @@ function readColors() {
 
 const mix = (from, to, share) => from.map((part, i) => part + (to[i] - part) * Math.min(Math.max(share, 0), 1));
 
-// Paints an array onto a canvas, and returns the size of an entry in pixels of the canvas.
+// Paints an array onto a canvas and returns the size of an entry in canvas pixels.
 function paint(canvas, height, width, colorOf) {
   const scale = Math.max(1, Math.floor(560 / Math.max(height, width)));
   if (canvas.width !== width * scale || canvas.height !== height * scale) {
@@ -143,7 +143,7 @@ function outline(canvas, scale, row, column) {
   context.strokeRect(column * scale, row * scale, scale, scale);
 }
 
-// Colors of the lowest and the highest value, for free and for kept pixels. Binary pictures are ink on paper.
+// Colors of the lowest and the highest value, for free and for kept pixels. Binary images look like ink on paper.
 const SHADES = machine.visible.kind === "bernoulli"
   ? [["paper", "ink"], ["kept-blank", "kept"]] : [["dark", "light"], ["kept-dark", "kept-light"]];
 
@@ -157,7 +157,7 @@ function drawPicture() {
   if (byId("picture").matches(":focus-visible")) outline(byId("picture"), scale, cursor.row, cursor.column);
 }
 
-// A hidden layer that is not a matrix is shown as an approximately square one.
+// A hidden layer that is not a matrix is shown as an approximately square matrix.
 const hiddenShape = model.hidden.shape;
 const hiddenColumns = hiddenShape.length === 2 ? hiddenShape[1] : Math.ceil(Math.sqrt(machine.hidden.size));
 const hiddenRows = Math.ceil(machine.hidden.size / hiddenColumns);
@@ -187,7 +187,7 @@ function drawUnit() {
   byId("unit").textContent = `Filter of unit ${place}, with activity ${state.hidden[unit].toFixed(2)}`;
 }
 
-// Shows the filters of the units with the largest fields. They are updated rarely, since each needs a pass down.
+// Shows the filters of the units with the largest fields. Updates are rare, because each filter requires a pass down.
 let stripDue = 0;
 function drawStrip() {
   if (performance.now() < stripDue) return;
@@ -350,7 +350,7 @@ byId("new").addEventListener("click", () => {
 });
 byId("keep").addEventListener("click", () => {
   known.fill(1);
-  // Real-valued pixels keep the means if these are shown. Binary pixels cannot be probabilities, so they keep samples.
+  // Keep the means of real-valued pixels if they are shown. Binary pixels cannot be probabilities, so keep the samples.
   if (machine.visible.kind !== "bernoulli" && byId("probabilities").checked) state.x.set(state.mean);
   document.querySelector('input[name="brush"][value="free"]').checked = true;
   state.mean = Float64Array.from(state.x);
@@ -367,7 +367,7 @@ byId("probabilities").addEventListener("change", drawPicture);
 
 function holdLabel(number) {
   heldLabel = heldLabel === number ? -1 : number;
-  if (heldLabel >= 0 && !known.some(Boolean)) newSample(); // nothing is kept, so start from a picture of the class
+  if (heldLabel >= 0 && !known.some(Boolean)) newSample(); // no pixel is kept, so start from an image of the class
   else draw();
   setRunning(true);
   say(heldLabel < 0 ? "Any class." : `Only class ${model.label.classes[heldLabel]}.`);

@@ -1,8 +1,8 @@
-// Enlarges a photograph in stages, inside a worker. Nothing here touches the page.
+// Enlarges a photograph in stages, inside a worker. This file does not access the page.
 //
 // An image is {height, width, data}, with one channel in a Float64Array where 1 is white. A stage predicts the details
-// that are missing from an image. For every patch, it computes the means of the hidden units given the patch, and the
-// mean of the missing details given these.
+// that are missing from an image. For each patch, it computes the means of the hidden units given the patch, and then
+// the mean of the missing details given the hidden means.
 "use strict";
 
 const emptyImage = (height, width) => ({ height, width, data: new Float64Array(height * width) });
@@ -15,8 +15,8 @@ function cubic(distance) {
   return d < 2 ? -0.5 * d ** 3 + 2.5 * d ** 2 - 4 * d + 2 : 0;
 }
 
-// Returns the taps of a line of pixels: for each output, a Map from inputs to weights. Pixels beyond the ends repeat the
-// last one.
+// Returns the filter taps for a line of pixels: for each output, a Map from inputs to weights. Edge pixels are repeated
+// beyond the ends of the line.
 function taps(outputs, inputs, reach, weightOf) {
   return Array.from({ length: outputs }, (_, output) => {
     const found = new Map();
@@ -39,7 +39,7 @@ const reducingTaps = (size, scale) =>
   taps(size, size * scale, (i) => span(scale * i - 2 * scale, scale * i + 3 * scale),
     (place, i) => cubic((place - scale * i - (scale - 1) / 2) / scale) / scale);
 
-// Returns the taps of two resamplings in sequence.
+// Returns the filter taps for two consecutive resamplings.
 function composed(after, first) {
   return after.map((row) => {
     const found = new Map();
@@ -83,7 +83,7 @@ class Resampler {
   }
 
   // Back-projection: makes a large image H consistent with the small image L by H <- H + E (L - D H), `rounds` times. E
-  // enlarges and D reduces. Every term that is added is an enlarged image, so the rounds run at low resolution.
+  // enlarges and D reduces. Every added term is an enlarged image, so all rounds can be computed at low resolution.
   backProject(low, high, rounds) {
     const reduced = resample(high, ...this.reducing);
     const error = low.data.map((value, i) => value - reduced.data[i]);
@@ -99,7 +99,7 @@ class Resampler {
 
 // -- one stage ---------------------------------------------------------------------------------------------------------
 
-// Number of pixels beyond a patch that its second differences depend on.
+// Number of pixels on each side of a patch that the second differences depend on.
 const MARGIN = 2;
 // Stencils of the derivatives x, y, xx and yy. Each entry is a shift down, a shift to the right, and a weight.
 const DERIVATIVES = [
@@ -109,9 +109,9 @@ const DERIVATIVES = [
   [[2, 0, 1], [0, 0, -2], [-2, 0, 1]],
 ];
 
-// A stage has every hidden unit in eight orientations: the four flips of a filter and of its transpose. Filters are
-// split into parts that are even or odd along rows and columns. The four flips then share the products of these parts,
-// which takes a quarter of the time.
+// Each hidden unit of a stage has eight orientations: the four flips of a filter and of its transpose. Filters are
+// split into parts that are even or odd along rows and columns. The four flips share the products of these parts, which
+// takes a quarter of the time.
 class Stage {
   constructor(described) {
     Object.assign(this, described);
@@ -168,7 +168,7 @@ class Stage {
     return Math.ceil(length / this.stride) + this.patch / this.stride - 1;
   }
 
-  // Sums the predicted details of the rows `first` to `last` of patches. `missing` combines such bands to an image.
+  // Sums the predicted details for patch rows `first` to `last`. `missing` combines such bands into an image.
   band(image, first, last, progress) {
     const { patch, stride, window } = this;
     const rows = this.count(image.height);
@@ -193,7 +193,7 @@ class Stage {
     return total;
   }
 
-  // Returns the details that are missing from an image: at each pixel, the average over all patches.
+  // Returns the details that are missing from an image, averaged over all patches at each pixel.
   missing({ height, width }, bands) {
     const offset = this.patch - this.stride;
     const share = (this.stride / this.patch) ** 2;
@@ -223,7 +223,7 @@ class Stage {
     return result;
   }
 
-  // Returns the scale of every patch: the root mean square of its derivatives, plus a constant.
+  // Returns the scale of each patch: the root mean square of its derivatives, plus a constant.
   scales({ data, width, height }, rows, columns) {
     const { patch, stride } = this;
     // A summed-area table gives the sum of squares over each patch as four terms.
@@ -251,7 +251,7 @@ class Stage {
     });
   }
 
-  // Replaces, in place, the products of even and odd parts by even and odd combinations of the hidden means of the four
+  // Replaces, in place, products of even and odd parts with even and odd combinations of the hidden means of the four
   // flips. One half is subtracted from each mean.
   hidden(fields) {
     const length = this.units * TOGETHER;
@@ -307,7 +307,7 @@ class Stage {
   }
 }
 
-// Number of patches that are computed together, so that each weight is loaded once for all of them.
+// Number of patches to compute at once, so that each weight is loaded once for all of them.
 const TOGETHER = 4;
 const logistic = (t) => 1 / (1 + Math.exp(-t)) - 0.5;
 
@@ -344,14 +344,14 @@ function evenAndOdd(filters, side, ofWindows) {
   return result;
 }
 
-// Computes sums and differences of mirrored pixels of neighboring windows, divided by their scales, as an array (part,
-// entry, patch).
+// Computes sums and differences of mirrored pixels in neighboring windows, divided by their scales. The result has
+// shape (part, entry, patch).
 function gather({ data, width }, parts, top, left, { window, stride }, scales, first, some) {
   const half = Math.ceil(window / 2);
   const length = half * half * TOGETHER;
   for (let which = 0; which < some; which++) {
     const corner = top * width + left + which * stride;
-    // Filters ignore a constant. Subtracting one reduces rounding errors.
+    // Filters are invariant to a constant offset. Subtracting an offset reduces rounding errors.
     const middle = data[corner + (window >> 1) * (width + 1)];
     const share = 1 / scales[first + which];
     for (let i = 0; i < half; i++) {
@@ -373,7 +373,8 @@ function gather({ data, width }, parts, top, left, { window, stride }, scales, f
   }
 }
 
-// Multiplies filters (part, unit, entry) by parts of windows (part, entry, patch). The fields are (part, unit, patch).
+// Multiplies filters of shape (part, unit, entry) by window parts of shape (part, entry, patch). The resulting fields
+// have shape (part, unit, patch).
 function multiply(filters, parts, fields, units, quarter) {
   for (let part = 0; part < 4; part++) {
     for (let unit = 0; unit < units; unit++) {
@@ -425,8 +426,8 @@ class Enlarger {
     return [stage.band(image, 0, stage.count(image.height), () => {})];
   }
 
-  // Enlarges a picture with bytes R, G, B and A on a white background. The stages enlarge luminance, and bicubic
-  // interpolation enlarges colors. Returns the result and, for comparison, the bicubic picture. Both are opaque.
+  // Enlarges an image with RGBA bytes on a white background. The stages enlarge the luminance, and bicubic
+  // interpolation enlarges the colors. Returns the result and, for comparison, the bicubic image. Both are opaque.
   async picture({ width, height, data }, bandsOf) {
     const resampler = new Resampler(height, width, this.scale);
     const channels = [0, 1, 2].map((channel) => ({

@@ -1,5 +1,5 @@
-// Code of the workers, which comes after stages.js. The main worker gets a photograph and starts helpers. These are
-// workers with the same code, which compute bands of patches in parallel.
+// Code of the workers, which follows stages.js. The main worker receives a photograph and starts helpers. Helpers are
+// workers with the same code that compute bands of patches in parallel.
 let enlarger;
 
 onmessage = async ({ data }) => {
@@ -12,7 +12,7 @@ onmessage = async ({ data }) => {
     let reported = performance.now();
     const band = enlarger.stages[data.stage].band(data.image, data.first, data.last, () => {
       rows += 1;
-      // One message per row would keep the page busy.
+      // Sending one message per row would slow down the page.
       if (performance.now() - reported < 50) return;
       postMessage({ rows });
       rows = 0;
