@@ -797,7 +797,7 @@ def test_python_m_mvrbm(place):
     result = subprocess.run([sys.executable, "-m", "mvrbm", "info", "gone"], capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
-        "error: gone is not a model folder: nothing is there; mvrbm has the models digits, labeled-digits\n"
+        "error: gone does not exist, and it is not the name of an included model (digits, labeled-digits)\n"
     )
 
 

@@ -272,7 +272,7 @@ def test_wrong_data_is_refused(_, data, how, message):
 
 
 TWO_LAYER_ERRORS = [
-    ("array alone", bits(), {}, r"visible layers \['image', 'label'\]: give data as a mapping"),
+    ("array alone", bits(), {}, r"visible layers \['image', 'label'\]: pass the data as a mapping"),
     ("lengths", {"image": bits(40), "label": LABELS}, {}, "same number of samples, got {'image': 40, 'label': 50}"),
     ("lacking layer", {"image": bits()}, {}, r"lacks layers \['label'\]"),
     ("not one-hot", {"image": bits(), "label": 0.5 * LABELS}, {}, "expects one-hot rows"),

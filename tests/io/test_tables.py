@@ -137,7 +137,7 @@ def test_the_error_for_a_missing_package_names_the_command(tmp_path, monkeypatch
     (tmp_path / "x.h5").write_bytes(b"x")
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(
-        MissingPackageError, match=r"^reading x.h5 needs the package h5py.*pip install 'mvrbm\[hdf5\]'$"
+        MissingPackageError, match=r"^reading x.h5 requires the package h5py.*pip install 'mvrbm\[hdf5\]'$"
     ):
         read_array(tmp_path / "x.h5")
 

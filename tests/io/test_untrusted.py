@@ -117,7 +117,7 @@ def test_a_budget_adds_up_allocations(tmp_path):
     budget = Budget(path)
     assert budget.n_bytes == ALLOWANCE + 400
     budget.spend(ALLOWANCE, "the first part")
-    with pytest.raises(InputError, match="the second part takes 401 bytes, beyond the limit of 64 MiB"):
+    with pytest.raises(InputError, match="the second part takes 401 bytes, which exceeds the limit of 64 MiB"):
         budget.spend(401, "the second part")
     budget = Budget(path)
     budget.seconds = -1.0
@@ -220,5 +220,5 @@ def test_a_port_in_use_raises_an_error_that_names_it(monkeypatch):
         settings = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for name, value in settings.items():
             monkeypatch.setenv(name, str(value))
-        with pytest.raises(DistributedError, match=f"cannot meet at 127.0.0.1:{port}: .*in use"):
+        with pytest.raises(DistributedError, match=f"cannot connect at 127.0.0.1:{port}: .*in use"):
             distributed._join()
