@@ -241,13 +241,13 @@ def write(path, text):
 
 
 OCCUPIED = [
-    ("a file", lambda folder: write(folder, "notes"), "is a file: a folder is needed"),
-    ("other files", lambda folder: write(folder / "thesis.tex", "..."), "holds other files than a model"),
+    ("a file", lambda folder: write(folder, "notes"), "is a file: specify a folder instead"),
+    ("other files", lambda folder: write(folder / "thesis.tex", "..."), "contains files that are not part of a model"),
     ("another program's model", lambda folder: write(folder / "config.json", '{"model_type": "bert"}'), "holds other"),
     (
         "notes next to the model",
         lambda folder: (mvrbm.save(machine_of((3, 3), (2, 2)), folder), write(folder / "notes.txt", "...")),
-        "holds other files than a model",
+        "contains files that are not part of a model",
     ),
 ]
 

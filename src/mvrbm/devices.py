@@ -45,11 +45,8 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
     if resolved.type != "cuda":
         try:
             torch.empty(1, device=resolved).item()
-        except (
-            RuntimeError,
-            NotImplementedError,
-            AssertionError,
-        ) as error:  # The device is not in this build, or stores no values.
+        except (RuntimeError, NotImplementedError, AssertionError) as error:
+            # PyTorch was built without support for the device, or the device stores no values ("meta").
             raise ValueError(f"device is '{device}', which this PyTorch installation cannot use") from error
         return resolved
     if not torch.cuda.is_available():

@@ -225,9 +225,8 @@ def _shapes_of(configs: Sequence[Mapping[str, Any]], folder: Path) -> list[Boltz
 
 def _machine_of(visible: dict[str, Unit], hidden: Unit, links: dict[str, Coupling]) -> BoltzmannMachine:
     for name, link in links.items():
-        link.allocate(
-            visible[name].shape, hidden.shape
-        )  # Otherwise, the machine would initialize its factors randomly.
+        # Allocate the factors here, because the machine would initialize them randomly.
+        link.allocate(visible[name].shape, hidden.shape)
     return BoltzmannMachine(visible, hidden, links)
 
 

@@ -164,7 +164,7 @@ MISTAKES = [
     ("idx with bytes after it", lambda: write("x.idx", IDX + b"x"), TRAIN.format("x.idx"), 1, "after its last"),
     ("image bomb", lambda: write("f/x.png", png(60_000, 60_000)), TRAIN.format("f"), 1, "bomb"),
     ("damaged image", lambda: write("f/x.png", b"\x89PNG\r\n"), TRAIN.format("f"), 1, "not an image"),
-    ("folder without images", lambda: write("f/x.txt", b""), TRAIN.format("f"), 1, "holds no images"),
+    ("folder without images", lambda: write("f/x.txt", b""), TRAIN.format("f"), 1, "contains no images"),
     ("images of two sizes", image_sizes, TRAIN.format("folder"), 1, "b.png is 6x5, but a.png is 6x4"),
     ("NaN to train on", nan_array, TRAIN_X, 1, "1 entry is NaN or infinite.*--missing-nan"),
     ("infinity to reconstruct", array(np.where(DATA > 0, np.inf, 0)), RECONSTRUCT_X, 1, "infinite"),
@@ -301,8 +301,8 @@ MISTAKES = [
     ("no samples wanted", None, "sample model o.npy -n 0", 2, "--number.*1"),
     ("seed below 0", None, "sample model o.npy --seed -1", 2, "--seed"),
     ("unknown device", None, "sample model o.npy --device tpu", 2, "tpu"),
-    ("unknown set", None, "data where mnits", 1, "unknown data set 'mnits'"),
-    ("unknown set to fetch", None, "data fetch mnits", 1, "unknown data set"),
+    ("unknown set", None, "data where mnits", 1, "unknown dataset 'mnits'"),
+    ("unknown set to fetch", None, "data fetch mnits", 1, "unknown dataset"),
     ("set that is not here", None, "data where mnist", 1, "mvrbm data fetch mnist"),
     ("set to train on is not here", None, TRAIN.format("mnist"), 1, "mnist-5k"),
     ("part that a set has not", None, TRAIN.format("digits:test"), 1, "no test part"),
@@ -769,7 +769,7 @@ def test_fetch_without_a_network(mvrbm, monkeypatch, place):
     code, out, err = mvrbm("data", "fetch", "mnist")
     assert (code, out) == (1, "")
     assert err.count("\n") == 1
-    assert "is there a network?" in err
+    assert "check the network connection" in err
     assert "mnist-5k" in err
     assert not [path for path in (place / "cache").rglob("*") if path.is_file()]
 

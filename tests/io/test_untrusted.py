@@ -56,7 +56,7 @@ READERS = {
 def test_data_files_that_are_not_regular_files_raise(tmp_path, reader, kind):
     path = tmp_path / "file.npy"
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
-    with pytest.raises(InputError, match="is a pipe, a socket or a device: name a regular file"):
+    with pytest.raises(InputError, match="is a pipe, a socket or a device: specify a regular file"):
         READERS[reader](path)
 
 
@@ -65,7 +65,7 @@ def test_data_files_that_are_not_regular_files_raise(tmp_path, reader, kind):
 def test_model_files_that_are_not_regular_files_raise(model, file, kind):
     (model / file).unlink()
     os.mkfifo(model / file) if kind == "pipe" else (model / file).symlink_to("/dev/zero")
-    with pytest.raises(StorageError, match="name a regular file"):
+    with pytest.raises(StorageError, match="specify a regular file"):
         mvrbm.load(model, "cpu")
 
 
@@ -73,11 +73,11 @@ def test_null_characters_in_names_raise_documented_errors(tmp_path):
     for read in (arrays.read_array, arrays.read_samples, pictures.read_picture, shards.Shards, check_regular_file):
         with pytest.raises(InputError):
             read("a\0b")
-    with pytest.raises(InputError, match="is not the name of a file"):
+    with pytest.raises(InputError, match="is not a valid file name"):
         arrays.read_labels("a\0b.txt")
     with pytest.raises(StorageError):
         mvrbm.load("a\0b", "cpu")
-    with pytest.raises(StorageError, match="is not the name of a folder"):
+    with pytest.raises(StorageError, match="is not a valid folder name"):
         mvrbm.save(mvrbm.models.rbm(2, 2), tmp_path / "a\0b")
 
 
@@ -107,7 +107,7 @@ def test_a_small_picture_that_claims_many_pixels_raises_before_they_are_allocate
     content = bytearray(buffer.getvalue())
     content[18:26] = (8000).to_bytes(4, "little") * 2
     (tmp_path / "a.bmp").write_bytes(content)
-    with pytest.raises(InputError, match="claims 8000x8000 pixels in"):
+    with pytest.raises(InputError, match="declares 8000x8000 pixels, but"):
         pictures.read_picture(tmp_path / "a.bmp")
 
 
@@ -121,7 +121,7 @@ def test_a_budget_adds_up_allocations(tmp_path):
         budget.spend(401, "the second part")
     budget = Budget(path)
     budget.seconds = -1.0
-    with pytest.raises(InputError, match="not plausible"):
+    with pytest.raises(InputError, match="which is implausible"):
         budget.spend(0, "nothing")
 
 
