@@ -17,7 +17,7 @@ def test_devices_without_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("device", ["gpu", "", 3.5, None])
 def test_unknown_devices_are_errors(device):
-    with pytest.raises(ValueError, match="device must be 'auto', 'cpu', 'cuda' or another device"):
+    with pytest.raises(ValueError, match="device must be 'auto', 'cpu', 'cuda' or another PyTorch device"):
         resolve_device(device)
 
 

@@ -243,7 +243,11 @@ def write(path, text):
 OCCUPIED = [
     ("a file", lambda folder: write(folder, "notes"), "is a file: specify a folder instead"),
     ("other files", lambda folder: write(folder / "thesis.tex", "..."), "contains files that are not part of a model"),
-    ("another program's model", lambda folder: write(folder / "config.json", '{"model_type": "bert"}'), "holds other"),
+    (
+        "another program's model",
+        lambda folder: write(folder / "config.json", '{"model_type": "bert"}'),
+        "contains files that are not part of a model",
+    ),
     (
         "notes next to the model",
         lambda folder: (mvrbm.save(machine_of((3, 3), (2, 2)), folder), write(folder / "notes.txt", "...")),
@@ -381,7 +385,11 @@ DAMAGE = [
     ("coupling of nothing", put("couplings", value={}), "not a valid model description"),
     ("rank of zero", put("couplings", "visible", "rank", value=0), "rank must be a whole number of at least 1"),
     ("layers of other orders", put("hidden", "shape", value=[4]), "not a valid model description"),
-    ("another shape", put("hidden", "bias_shape", value=[1, 2]), r"'hidden.bias' should be .*\(1, 2\), is .*\(2, 2\)"),
+    (
+        "another shape",
+        put("hidden", "bias_shape", value=[1, 2]),
+        r"'hidden.bias' should have shape \(1, 2\), but has shape \(2, 2\)",
+    ),
     ("another dtype", put("dtype", value="float64"), "model.safetensors"),
     ("empty weights", lambda f: (f / "model.safetensors").write_bytes(b""), "model.safetensors"),
     ("truncated weights", lambda f: os.truncate(f / "model.safetensors", 300), "model.safetensors"),
@@ -399,7 +407,7 @@ DAMAGE = [
     (
         "wrong shape",
         tensors(lambda t: t.update({FACTOR: torch.zeros(1, 3, 2)})),
-        r"should be .*\(1, 2, 3\), is .*\(1, 3, 2\)",
+        r"should have shape \(1, 2, 3\), but has shape \(1, 3, 2\)",
     ),
     (
         "wrong dtype",
@@ -473,7 +481,7 @@ def test_gigantic_models_are_refused_before_they_are_built(tmp_path, monkeypatch
 
     monkeypatch.setattr(torch, "zeros", guarded(zeros))
     monkeypatch.setattr(torch, "ones", guarded(ones))
-    with pytest.raises(StorageError, match=r"describes .* numbers|not a valid model description"):
+    with pytest.raises(StorageError, match=r"describes .* parameters|not a valid model description"):
         mvrbm.load(folder)
 
 

@@ -163,7 +163,7 @@ MISTAKES = [
     ("idx of wrong magic", lambda: write("x.idx", b"\1\2" + IDX[2:]), TRAIN.format("x.idx"), 1, "not an idx file"),
     ("idx with bytes after it", lambda: write("x.idx", IDX + b"x"), TRAIN.format("x.idx"), 1, "after its last"),
     ("image bomb", lambda: write("f/x.png", png(60_000, 60_000)), TRAIN.format("f"), 1, "bomb"),
-    ("damaged image", lambda: write("f/x.png", b"\x89PNG\r\n"), TRAIN.format("f"), 1, "not an image"),
+    ("damaged image", lambda: write("f/x.png", b"\x89PNG\r\n"), TRAIN.format("f"), 1, "not a readable image"),
     ("folder without images", lambda: write("f/x.txt", b""), TRAIN.format("f"), 1, "contains no images"),
     ("images of two sizes", image_sizes, TRAIN.format("folder"), 1, "b.png is 6x5, but a.png is 6x4"),
     ("NaN to train on", nan_array, TRAIN_X, 1, "1 entry is NaN or infinite.*--missing-nan"),
@@ -305,7 +305,7 @@ MISTAKES = [
     ("unknown set to fetch", None, "data fetch mnits", 1, "unknown dataset"),
     ("set that is not here", None, "data where mnist", 1, "mvrbm data fetch mnist"),
     ("set to train on is not here", None, TRAIN.format("mnist"), 1, "mnist-5k"),
-    ("part that a set has not", None, TRAIN.format("digits:test"), 1, "no test part"),
+    ("part that a set has not", None, TRAIN.format("digits:test"), 1, "no test split"),
     ("report is there", lambda: write("r.html", b"x"), "demo --out r.html --quick", 1, "r.html exists"),
     ("report nowhere", None, "demo --out no/r.html --quick", 1, "no does not exist"),
 ]

@@ -90,7 +90,7 @@ def test_the_error_for_a_missing_data_set_names_an_alternative():
     [
         (lambda: load("mnits"), "unknown dataset 'mnits'"),
         (lambda: load("digits", split="half"), "split must be"),
-        (lambda: load("digits", split="test"), "no test part"),
+        (lambda: load("digits", split="test"), "no test split"),
         (lambda: where("x"), "unknown dataset"),
         (lambda: fetch("x"), "unknown dataset"),
     ],
@@ -180,8 +180,8 @@ def test_patches_are_gray_and_all_positions_are_equally_likely():
     ("images", "size", "n", "message"),
     [
         ([np.zeros((5, 5))], 6, 1, "all images are smaller"),
-        ([np.zeros((5, 5))], 0, 1, "at least 1"),
-        ([np.zeros((5, 5, 4))], 2, 1, "an image is"),
+        ([np.zeros((5, 5))], 0, 1, "must be positive"),
+        ([np.zeros((5, 5, 4))], 2, 1, "images must have shape"),
     ],
 )
 def test_invalid_patches_raise(images, size, n, message):

@@ -36,7 +36,7 @@ BAD_IDX = [
     ("unknown type", b"\x00\x00\x0a\x03" + GOOD[4:], "not an idx file"),
     ("no dimensions", b"\x00\x00\x08\x00", "0 dimensions"),
     ("too many dimensions", b"\x00\x00\x08\xff" + bytes(4 * 255), "255 dimensions"),
-    ("half a header", GOOD[:9], "within its header"),
+    ("half a header", GOOD[:9], "the header is incomplete"),
     ("no entries", b"\x00\x00\x08\x02" + bytes(8), "no entries"),
     ("truncated", GOOD[:-1], "truncated"),
     ("trailing bytes", GOOD + b"\x00", "after its last entry"),

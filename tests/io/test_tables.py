@@ -66,7 +66,8 @@ def test_columns_are_chosen_by_name(tmp_path, suffix):
 
 def test_small_files_that_take_much_memory_raise(tmp_path, monkeypatch):
     (tmp_path / "wide.csv").write_text("1" + ",1" * 100_000 + "\n")
-    with pytest.raises(InputError, match=r"wide\.csv: a table of 100,001 columns takes 100,001,000 bytes, beyond the"):
+    message = r"wide\.csv: a table of 100,001 columns takes 100,001,000 bytes, which exceeds the"
+    with pytest.raises(InputError, match=message):
         read_array(tmp_path / "wide.csv")
     (tmp_path / "bomb.csv.gz").write_bytes(gzip.compress(b"1,2\n" * 10**6))
     with pytest.raises(InputError, match=r"bomb\.csv\.gz has 2,097,152 bytes, more than the limit of 1,500,000"):
@@ -178,7 +179,7 @@ def test_stored_arrays(tmp_path, monkeypatch, kind):
         read_array(one, largest=100)
     (tmp_path / "bad.h5").write_bytes(b"no HDF5")
     (tmp_path / "bad.zarr").mkdir()
-    with pytest.raises(InputError, match=rf"bad.{kind} is (damaged|not a zarr store)"):
+    with pytest.raises(InputError, match=rf"bad.{kind} is (damaged|not a readable zarr store)"):
         read_array(tmp_path / f"bad.{kind}")
 
 

@@ -96,7 +96,7 @@ def test_no_program_is_started_for_a_picture(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "a.png").write_bytes(EPS)
-    with pytest.raises(InputError, match="not an image"):
+    with pytest.raises(InputError, match="not a readable image"):
         pictures.read_picture(tmp_path / "a.png")
     assert not (tmp_path / "started").exists()
 
@@ -149,7 +149,7 @@ def test_the_sizes_of_all_machines_of_a_stack_add_up(tmp_path):
 
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes() + bytes(200_000))  # enough for one of them
-    with pytest.raises(StorageError, match=r"describes 40,000 numbers, 320,000 bytes"):
+    with pytest.raises(StorageError, match=r"describes 40,000 parameters \(320,000 bytes\)"):
         mvrbm.load(changed(folder, repeat), "cpu")
 
 

@@ -255,9 +255,7 @@ class ArraySource(RowSource):
         for name, mask in self.known.items():
             expected, shape = tuple(self.arrays[name].shape), tuple(mask.shape)
             if shape != expected:
-                raise ValueError(
-                    f"the mask for layer '{name}' must have the shape of the data, {expected}, got {shape}"
-                )
+                raise ValueError(f"the mask for layer '{name}' must have the data's shape {expected}, got {shape}")
         if set(self.known) == set(self.arrays) and not any(bool(mask.any()) for mask in self.known.values()):
             raise ValueError("no entry is known: the mask is False everywhere")
 

@@ -129,7 +129,7 @@ def read_picture(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Pic
             pixels = pixels.astype(np.uint16) << 8 | low
         # Read EXIF after the pixels, because Pillow rotates TIFFs and removes their orientation when loading them.
         orientation, exif = _exif(image)
-    # Drop a profile for another color space. CMYK profiles have already been applied, and other profiles may be damaged.
+    # Drop a profile for another color space. CMYK profiles have already been applied, and others may be damaged.
     profile = image.info.get("icc_profile") or b""
     fits = profile[16:20] == (b"GRAY" if pixels.ndim == 2 else b"RGB ")
     return Picture(_upright(pixels, orientation), exif, profile if fits else b"", notes)
