@@ -179,7 +179,7 @@ def test_patches_are_gray_and_all_positions_are_equally_likely():
 @pytest.mark.parametrize(
     ("images", "size", "n", "message"),
     [
-        ([np.zeros((5, 5))], 6, 1, "all images are smaller"),
+        ([np.zeros((5, 5))], 6, 1, "no image is large enough"),
         ([np.zeros((5, 5))], 0, 1, "must be positive"),
         ([np.zeros((5, 5, 4))], 2, 1, "images must have shape"),
     ],

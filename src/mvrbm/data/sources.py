@@ -418,7 +418,7 @@ def as_source(
         masks = dict(mask)
         if foreign := set(masks) - set(machine.layers):
             raise ValueError(
-                f"mask contains layers {sorted(foreign)}, but the machine has only {sorted(machine.layers)}"
+                f"the mask contains layers {sorted(foreign)}, but the machine only has {sorted(machine.layers)}"
             )
     elif mask is not None:
         masks = layers_of(mask, machine)

@@ -249,7 +249,7 @@ def patches(images: Sequence[Array], size: int | tuple[int, int], n: int, seed: 
         raise InputError(f"the size and the number of patches must be positive, got {rows}x{columns} and {n}")
     fitting = [image for image in images if image.shape[0] >= rows and image.shape[1] >= columns]
     if not fitting:
-        raise InputError(f"all images are smaller than a patch of {rows}x{columns}")
+        raise InputError(f"no image is large enough for a patch of {rows}x{columns}")
     random = np.random.default_rng(seed)
     places = np.array([(image.shape[0] - rows + 1) * (image.shape[1] - columns + 1) for image in fitting])
     chosen = random.choice(len(fitting), size=n, p=places / places.sum())

@@ -109,7 +109,7 @@ def _column(path: Path, column: str | None) -> Iterator[str]:
     wanted = column or (names[0] if len(names) == 1 else "text")
     if wanted not in names:
         hint = "" if column else ": name the text column with --column"
-        raise InputError(f"{path} has no column '{wanted}', it has {names}{hint}")
+        raise InputError(f"{path} has no column '{wanted}', only {names}{hint}")
     for row in table:
         yield row[wanted] or ""
 

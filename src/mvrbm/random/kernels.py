@@ -87,7 +87,10 @@ def normal_lines(key, row, line, step, draw, COLUMNS: tl.constexpr, WIDTH: tl.co
 
 @triton.jit
 def uniform_entries(key, row, line, column, step, draw, COLUMNS: tl.constexpr):
-    """Return uniform numbers of single entries. Each entry computes all four words of its counter and takes one."""
+    """Return uniform random numbers for individual entries.
+
+    Each entry evaluates all four words of its counter and uses one of them.
+    """
     quad = line * ((COLUMNS + 3) // 4) + column // 4 + row * 0
     a, b, c, d = words(key, quad, row, step, draw)
     word = quad * 0 + column % 4
@@ -96,7 +99,7 @@ def uniform_entries(key, row, line, column, step, draw, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _box_muller(radius, angle):
-    """Return standard normal numbers from two uniform ones each."""
+    """Convert pairs of uniform random numbers to standard normal random numbers."""
     return tl.sqrt(-2.0 * tl.log(radius)) * tl.cos(6.283185307179586 * angle)
 
 

@@ -87,7 +87,7 @@ class RandomSource:
     # -- position -------------------------------------------------------------------------------------
 
     def at_step(self, step: philox.Step, *, draw: int = 0, first_row: int = 0) -> RandomSource:
-        """Return a source positioned at a given step. Equal arguments always give a source of the same numbers.
+        """Return a source positioned at a given step. Equal arguments always give the same numbers.
 
         Parameters
         ----------
