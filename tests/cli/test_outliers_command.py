@@ -68,7 +68,7 @@ def test_a_model_of_another_kind_is_named_and_no_bar_goes_into_a_pipe(capfd):
         (["mixed.npy", "scores.npy", "--contamination", "0.7"], 2, "'--contamination'"),
         (["mixed.npy", "scores.npy", "-n", "0:1"], 1, "fit needs at least 2 samples, got n_samples=1"),
         (["mixed.npy", "scores.npy", "--train", "wide.npy"], 1, "--train wide.npy has samples of shape 4x5, but those"),
-        (["mixed.npy", "scores.npy", "--model", "nothing"], 1, "nothing is not a model folder"),
+        (["mixed.npy", "scores.npy", "--model", "nothing"], 1, "nothing does not exist"),
         (
             ["mixed.npy", "scores.npy", "--model", "a", "--train", "normal.npy"],
             2,
