@@ -17,7 +17,7 @@ def test_devices_without_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("device", ["gpu", "", 3.5, None])
 def test_unknown_devices_are_errors(device):
-    with pytest.raises(ValueError, match="device must be 'auto', 'cpu', 'cuda' or another device"):
+    with pytest.raises(ValueError, match="device must be 'auto', 'cpu', 'cuda' or another PyTorch device"):
         resolve_device(device)
 
 
@@ -32,7 +32,7 @@ def test_each_process_of_torchrun_has_its_own_gpu(monkeypatch):
 
 
 def test_unusable_devices_are_errors():
-    with pytest.raises(ValueError, match="device is 'meta', which this installation of PyTorch cannot use"):
+    with pytest.raises(ValueError, match="device is 'meta', which this PyTorch installation cannot use"):
         resolve_device("meta")
 
 

@@ -87,12 +87,14 @@ def test_the_library_works_without_the_extras_and_each_missing_one_comes_with_it
     assert run.returncode == 0, run.stderr
     for line in run.stdout.splitlines():
         extra = line.split()[0].rstrip(":")
-        assert re.search(rf"needs the package \w+, which is not installed: pip install 'mvrbm\[{extra}\]'$", line), line
+        assert re.search(rf"requires the package \w+, which is not installed: pip install 'mvrbm\[{extra}\]'$", line), (
+            line
+        )
         assert extra in PROJECT["optional-dependencies"]
     assert len(run.stdout.splitlines()) == WITHOUT_EXTRAS.count("lambda")
     demo, export = run.stderr.splitlines()
-    assert demo.startswith("error: the demo needs the package")
-    assert export.startswith("error: ONNX export needs the package")
+    assert demo.startswith("error: the demo requires the package")
+    assert export.startswith("error: ONNX export requires the package")
 
 
 def test_few_packages_are_installed_with_the_library():

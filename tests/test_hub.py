@@ -1,4 +1,4 @@
-"""Tests of model cards, uploads and downloads, with a local server instead of the Hugging Face hub.
+"""Tests of model cards, uploads and downloads, with a local server instead of the Hugging Face Hub.
 
 The server answers the requests of the real client, `huggingface_hub`, and keeps repositories in memory.
 """
@@ -150,7 +150,7 @@ def test_a_pushed_model_is_loaded_by_its_name(hub, model):
     hub.shutdown()  # Without a network, the model is loaded from the cache.
     hub.server_close()
     np.testing.assert_array_equal(mvrbm.load("user/name").transform(DATA), model.transform(DATA))
-    with pytest.raises(StorageError, match="no folder 'user/other', and the Hugging Face hub does not give it"):
+    with pytest.raises(StorageError, match="no folder 'user/other', and it cannot be loaded from the Hugging Face Hub"):
         mvrbm.load("user/other")
 
 
@@ -175,20 +175,20 @@ def test_only_model_files_are_downloaded_and_they_are_checked(hub, model, tmp_pa
     for name, content, reason in (
         ("model.safetensors", b"no tensors", "truncated"),
         ("config.json", b"[1]", "JSON object"),
-        ("config.json", b'{"format": "other"}', "not the description of an mvrbm model"),
+        ("config.json", b'{"format": "other"}', "does not describe an mvrbm model"),
     ):
         hub.commits["user/name"].append({**files, name: content})
         with pytest.raises(StorageError, match=reason):
             mvrbm.load("user/name")
     del hub.files("user/name")["model.safetensors"]
-    with pytest.raises(StorageError, match="is not a model of this package: it lacks"):
+    with pytest.raises(StorageError, match=r"is not an mvrbm model: .* is missing"):
         mvrbm.load("user/name")
 
 
 def test_models_that_are_too_large_are_not_downloaded(hub, model):
     model.push_to_hub("user/name")
     hub.sizes["model.safetensors"] = 2**40
-    with pytest.raises(StorageError, match=r"has 1,099,511,\d+,\d+ bytes, beyond the limit"):
+    with pytest.raises(StorageError, match=r"has 1,099,511,\d+,\d+ bytes, which exceeds the limit"):
         mvrbm.load("user/name")
     assert not [path for _, path in hub.requests if "/resolve/" in path]
 
@@ -196,10 +196,10 @@ def test_models_that_are_too_large_are_not_downloaded(hub, model):
 def test_paths_are_not_looked_up_on_the_hub(hub, tmp_path):
     (tmp_path / "runs").mkdir()
     for folder in ("runs/mistyped", "model", "a/b/c", "../user/name", tmp_path / "user" / "name"):
-        with pytest.raises(StorageError, match="is not a model folder: nothing is there"):
+        with pytest.raises(StorageError, match="does not exist, and it is not the name of an included model"):
             mvrbm.load(folder)
     assert not hub.requests
-    with pytest.raises(StorageError, match=r"does not give it: .*Not Found"):
+    with pytest.raises(StorageError, match=r"cannot be loaded from the Hugging Face Hub: .*Not Found"):
         mvrbm.load("user/name")
 
 
@@ -213,7 +213,7 @@ def test_the_card_describes_the_model_and_is_replaced_with_it(model, tmp_path):
         "# MVRBM", "An example.", f"{n_parameters} parameters, float64",
         "| visible | bernoulli | 4x3 | kronecker, rank 2 |",
         "| hidden 1 | bernoulli | 2x2 |", "`random_state=0`", "## Data\n\nRandom numbers.", "## License\n\ncc0-1.0",
-        "| a\\|b | 0.25 |", 'mvrbm.load("path/of/this/folder")',
+        "| a\\|b | 0.25 |", 'mvrbm.load("path/to/this/folder")',
     ):  # fmt: skip
         assert part in card
     model.save(folder)

@@ -17,10 +17,16 @@ def _one_gibibyte(monkeypatch):
 
 
 LARGE = [
-    (lambda: MVRBM((40_000, 40_000)).fit(X), r"training a hidden layer of shape \(40000, 40000\) .* needs 238.4 GiB"),
-    (lambda: Bernoulli((40_000, 40_000)), r"a layer of shape \(40000, 40000\) needs 6.0 GiB of memory, .* 1.0 GiB"),
-    (lambda: MVRBM((6000, 6000)).fit(X), r"training a hidden layer of shape \(6000, 6000\) with batches of 20 needs"),
-    (lambda: Dense().allocate((36,), (10**8,)), "a dense coupling of .36,. to .100000000,. needs 13.4 GiB"),
+    (
+        lambda: MVRBM((40_000, 40_000)).fit(X),
+        r"training a hidden layer of shape \(40000, 40000\) .* requires 238.4 GiB",
+    ),
+    (lambda: Bernoulli((40_000, 40_000)), r"a layer of shape \(40000, 40000\) requires 6.0 GiB of memory, .* 1.0 GiB"),
+    (
+        lambda: MVRBM((6000, 6000)).fit(X),
+        r"training a hidden layer of shape \(6000, 6000\) with batches of 20 requires",
+    ),
+    (lambda: Dense().allocate((36,), (10**8,)), "a dense coupling of .36,. to .100000000,. requires 13.4 GiB"),
 ]
 
 
@@ -39,8 +45,10 @@ def test_the_command_says_so_in_one_line(tmp_path, monkeypatch, capsys):
     np.save("data.npy", X)
     assert main(["train", "data.npy", "--hidden", "40000x40000", "--out", "model"]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("error: training a hidden layer of shape (40000, 40000) with batches of 20 needs 238.4 GiB")
-    assert error.endswith(" of memory, but there are 1.0 GiB\n")
+    assert error.startswith(
+        "error: training a hidden layer of shape (40000, 40000) with batches of 20 requires 238.4 GiB"
+    )
+    assert error.endswith(" of memory, but only 1.0 GiB are available\n")
     assert error.count("\n") == 1
 
 

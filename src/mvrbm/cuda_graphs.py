@@ -1,4 +1,4 @@
-"""Capture of CUDA graphs: work of many small launches is recorded once and replayed with one launch."""
+"""Capture sequences of many small kernel launches as CUDA graphs, which are replayed with a single launch."""
 
 import warnings
 from collections.abc import Callable
@@ -8,22 +8,23 @@ import torch
 from mvrbm.progress import report
 from mvrbm.random import RandomSource
 
-# Steps per graph. An even number, because tempering alternates between two kinds of steps.
+# Number of steps per graph. Must be even, because tempering alternates between two kinds of steps.
 _STEPS_PER_GRAPH = 20
-#: Number of steps from which a graph is worth its capture.
+#: Minimum number of steps for which capturing a graph pays off.
 WORTH_A_GRAPH = 2 * _STEPS_PER_GRAPH
 
 
 def capture(work: Callable[[], None], *, what: str = "this model") -> torch.cuda.CUDAGraph | None:
-    """Record work as a CUDA graph without running it, or return None with a warning if it cannot be captured.
+    """Record a function's GPU operations as a CUDA graph without running them.
 
-    The work must have run before, and must not read results back to the CPU. Random numbers in it must come from a
-    source whose step is on the GPU, and the work has to advance that step: otherwise all replays draw the same numbers.
+    If the operations cannot be captured, issue a warning and return None.
 
     Parameters
     ----------
     work : callable
-        The work.
+        Function to capture. It must have been called at least once before, and must not copy results to the CPU. Its
+        random numbers must come from a source whose step counter is on the GPU, and it must advance that counter.
+        Otherwise, every replay would draw the same numbers.
     what : str
         Name of the work in the warning.
     """
@@ -40,26 +41,26 @@ def capture(work: Callable[[], None], *, what: str = "this model") -> torch.cuda
 
 
 def repeat(step: Callable[[RandomSource], object], count: int, rng: RandomSource, device: torch.device) -> None:
-    """Take a step `count` times. On a GPU, a graph of several steps is recorded once and replayed.
+    """Call `step` `count` times. On a GPU, capture several steps as a CUDA graph and replay the graph.
 
     Parameters
     ----------
     step : callable
-        Changes tensors in place, drawing from the source that it is given. It must not read a number back to the CPU,
-        and all its even calls, and all its odd ones, must do the same work.
+        Function that updates tensors in place and draws from the source passed to it. It must not copy values to the
+        CPU. All of its even-numbered calls must perform the same operations, and so must all odd-numbered calls.
     count : int
         Number of steps.
     rng : RandomSource
-        Source of the draws.
+        Source of random numbers.
     device : torch.device
-        Where the tensors are.
+        Device that stores the tensors.
     """
     if count < WORTH_A_GRAPH:
         for _ in range(count):
             step(rng)
             report("Gibbs steps")
         return
-    # Every step of a long chain has its own numbers, wherever the chain runs.
+    # Use one step of the source per step of the chain on every device, so that results do not depend on the device.
     own = rng.split(1)[0]
     replays = 0
     if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
@@ -72,7 +73,7 @@ def repeat(step: Callable[[RandomSource], object], count: int, rng: RandomSource
             own.next_step()
             report("Gibbs steps")
 
-    steps(count - replays * _STEPS_PER_GRAPH)  # at least one even and one odd step run before they are recorded
+    steps(count - replays * _STEPS_PER_GRAPH)  # Runs at least one even and one odd step before the capture.
     if not replays:
         return
     graph = capture(lambda: steps(_STEPS_PER_GRAPH), what="this sampler")
@@ -82,4 +83,4 @@ def repeat(step: Callable[[RandomSource], object], count: int, rng: RandomSource
         else:
             graph.replay()
             report("Gibbs steps", _STEPS_PER_GRAPH)
-    torch.cuda.current_stream(device).synchronize()  # the memory of the graph is freed here
+    torch.cuda.current_stream(device).synchronize()  # The graph's memory is freed on return.

@@ -1,4 +1,4 @@
-"""Devices and threads: which device a model is on, and how many threads PyTorch uses for small products."""
+"""Select the device for a model, and the number of threads that PyTorch uses for small matrix products."""
 
 import contextlib
 import functools
@@ -9,44 +9,45 @@ import torch
 
 from mvrbm.machine import BoltzmannMachine
 
-# Number of multiplications per product below which threads spend more time waiting for each other than working. On a
-# machine that other programs use too, the break-even point is ten times as high.
+# Number of multiplications per matrix product below which synchronizing threads takes longer than the work itself. On
+# a machine shared with other programs, the break-even point is ten times as high.
 _WORTH_THREADS = 4 * 10**7
 
-# Number of multiprocessors of a large GPU, for tests that run GPU code on a CPU.
+# Number of multiprocessors on a large GPU, for tests that run GPU code on a CPU.
 _LARGE_GPU = 132
 
 
 @functools.cache
 def _protect_forks() -> None:
-    """Make PyTorch use one thread in processes that are forked from this one, from the first call on.
+    """Make PyTorch use one thread in processes that are later forked from this one.
 
-    A forked process inherits none of the OpenMP threads of its parent, and would wait for them forever. The functions
-    of this module that surround computations call this one: a process that only imports the package, and has not
-    started any threads through it, forks as it would without the package.
+    A forked process does not inherit its parent's OpenMP threads, and would wait for them forever. The context managers
+    in this module call this function before a computation starts threads. A process that only imports the package
+    forks as it would without the package.
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
 
 
 def resolve_device(device: str | torch.device = "auto") -> torch.device:
-    """Return the device for a name. Raises ValueError for unknown names, and if the GPU does not exist.
+    """Return the device with a given name. Raise ValueError if the name is unknown or the device is not available.
 
-    ``"auto"`` is the GPU of this process if there is one, otherwise the CPU. ``"cuda"`` is the GPU of this process:
-    processes started by ``torchrun`` have one GPU each (``LOCAL_RANK``), and other processes use PyTorch's current GPU.
-    PyTorch interprets any other name, such as ``"cpu"`` or ``"cuda:1"``.
+    ``"cuda"`` is the GPU assigned to this process. Each process started by ``torchrun`` uses the GPU given by
+    ``LOCAL_RANK``. Other processes use PyTorch's current GPU. ``"auto"`` is the same as ``"cuda"`` if a GPU is
+    available, and ``"cpu"`` otherwise. PyTorch interprets any other name, such as ``"cpu"`` or ``"cuda:1"``.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError):
-        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or another device of PyTorch, got {device!r}") from None
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or another PyTorch device, got {device!r}") from None
     if resolved.type != "cuda":
         try:
             torch.empty(1, device=resolved).item()
-        except (RuntimeError, NotImplementedError, AssertionError) as error:  # not in this build, or without values
-            raise ValueError(f"device is '{device}', which this installation of PyTorch cannot use") from error
+        except (RuntimeError, NotImplementedError, AssertionError) as error:
+            # PyTorch was built without support for the device, or the device stores no values ("meta").
+            raise ValueError(f"device is '{device}', which this PyTorch installation cannot use") from error
         return resolved
     if not torch.cuda.is_available():
         raise ValueError(f"device is '{device}', but PyTorch finds no GPU: use 'cpu' or 'auto'")
@@ -59,22 +60,24 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
 
 @contextlib.contextmanager
 def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool = True) -> Iterator[int]:
-    """Let PyTorch use one thread inside the block if the products of a machine with a batch are small. Only on the CPU.
+    """Limit PyTorch to one thread inside the context if the machine's matrix products are small.
+
+    This has no effect if the machine is on a GPU.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The machine that is computed with.
+        The machine whose matrix products are computed.
     batch_size : int
         Number of samples per product.
     needed : bool
-        Whether PyTorch computes the products. If False, it uses one thread for products of any size: its idle threads
-        keep polling for work, and would compete for processors with the threads of the C code.
+        Whether PyTorch computes the products. If False, PyTorch uses one thread for products of any size. Its idle
+        threads would keep polling for work and compete with the threads used by the C code.
 
     Yields
     ------
     int
-        Number of threads that PyTorch would use otherwise, which the C code may use.
+        Number of threads that PyTorch would otherwise use. The C code may use this many threads.
     """
     _protect_forks()
     former = torch.get_num_threads()
@@ -89,7 +92,7 @@ def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Let PyTorch use one thread inside the block: the last bits of its sums depend on the number of threads."""
+    """Limit PyTorch to one thread inside the context, so that the rounding of sums does not depend on thread count."""
     _protect_forks()
     former = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -100,7 +103,7 @@ def one_thread() -> Iterator[None]:
 
 
 def n_processors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a GPU. On a CPU, where only tests call this, that of a large GPU."""
+    """Return the number of multiprocessors on a GPU. For a CPU (only in tests), return the value for a large GPU."""
     if device.type != "cuda":
         return _LARGE_GPU
     return torch.cuda.get_device_properties(device).multi_processor_count

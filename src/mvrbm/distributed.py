@@ -1,7 +1,7 @@
 """Communication between processes that train one machine together.
 
-``torchrun`` starts the processes and assigns their ranks. They exchange tensors through `torch.distributed`, with gloo
-on CPUs and NCCL on GPUs. A single process is a world of size one, which does not communicate.
+``torchrun`` starts the processes and assigns their ranks. The processes exchange tensors through `torch.distributed`,
+using gloo on CPUs and NCCL on GPUs. A single process is a world of size one and does not communicate.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from mvrbm.io.formats import first_line
 
 __all__ = ["DistributedError", "World"]
 
-# Default timeout of communication in seconds, and the environment variable that overrides it.
+# Default communication timeout in seconds.
 _TIMEOUT = 600.0
+# Environment variable that overrides the default timeout.
 _TIMEOUT_VARIABLE = "MVRBM_TIMEOUT"
-# Largest length of a text that is sent, in bytes.
+# Maximum length of a text message in bytes. Longer messages are truncated.
 _LONGEST_MESSAGE = 4096
-# Environment variable with the ID of the process that joined the process group. Its child processes do not join.
+# Environment variable that stores the ID of the process that joined the process group. Child processes do not join.
 _JOINED = "MVRBM_JOINED"
-# Seconds that a process waits after leaving the process group, for the threads of gloo.
+# Time in seconds that a process waits for gloo's threads after leaving the process group.
 _FAREWELL = 0.2
 
 _SINGLE: ContextVar[bool] = ContextVar("mvrbm_single_process", default=False)
@@ -42,7 +43,7 @@ _SINGLE: ContextVar[bool] = ContextVar("mvrbm_single_process", default=False)
 
 @contextlib.contextmanager
 def single_process() -> Iterator[None]:
-    """Make this process a world of size one inside the context."""
+    """Treat this process as a world of size one inside the context."""
     token = _SINGLE.set(True)
     try:
         yield
@@ -52,14 +53,14 @@ def single_process() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class World:
-    """The processes that share a training run: the rank of this process, and their number."""
+    """The group of processes in a training run: the rank of this process and the number of processes."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
     def here(cls) -> World:
-        """Return the world of this process. If ``torchrun`` started the process, it joins the process group first."""
+        """Return the world of this process, joining the process group first if ``torchrun`` started the process."""
         if not dist.is_available() or _SINGLE.get():
             return cls()
         if not dist.is_initialized():
@@ -74,11 +75,11 @@ class World:
         return self.rank == 0
 
     def part_of(self, n: int) -> slice:
-        """Return this process's part of `n` items. The sizes of the parts differ by at most one."""
+        """Return the slice of `n` items assigned to this process. Slice lengths differ by at most one."""
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over all processes. The result has the same bits on all of them."""
+        """Replace a tensor with its sum over all processes. The result is bitwise identical on all processes."""
         if self.size > 1:
             dist.all_reduce(tensor)
 
@@ -95,17 +96,17 @@ class World:
         return float(torch.cat(self.gather(torch.tensor([number], dtype=torch.float64))).sum())
 
     def broadcast_int(self, number: int) -> int:
-        """Return the number of the main process."""
+        """Return the value of `number` on the main process."""
         return number if self.size == 1 else int(self.gather(torch.tensor([number]))[0])
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by those of the main process."""
+        """Replace tensors with their values on the main process."""
         if self.size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all processes in the order of their ranks. Their first axes may differ in length."""
+        """Return the tensors from all processes, ordered by rank. The tensors may differ in length along axis 0."""
         if self.size == 1:
             return [tensor]
         where = _message_device()
@@ -120,14 +121,14 @@ class World:
         return [part[: int(one)].to(tensor.device) for part, one in zip(gathered, lengths, strict=True)]
 
     def broadcast_text(self, text: str) -> str:
-        """Return the text of the main process."""
+        """Return the value of `text` on the main process."""
         return _decoded(self.gather(_encoded(text))[0])
 
     @contextlib.contextmanager
     def raise_together(self, *errors: type[Exception]) -> Iterator[None]:
-        """Raise an error on all processes if the context raises one of these errors on any process.
+        """Raise an error on all processes if one of `errors` is raised inside the context on any process.
 
-        Otherwise the other processes would wait for the failed process until they time out.
+        Otherwise, the other processes would wait for the failed process until they time out.
         """
         problem: Exception | None = None
         try:
@@ -139,12 +140,12 @@ class World:
         if first is not None:
             if problem is None or first != self.rank:
                 problem = DistributedError(f"process {first} of {self.size}: {messages[first]}")
-            problem.said_by_main = not self.is_main  # type: ignore[attr-defined]  # one process prints the message
+            problem.said_by_main = not self.is_main  # type: ignore[attr-defined]  # Only the main process prints the message.
             raise problem
 
 
 def _launched() -> bool:
-    """Return whether torchrun started this process, and not its parent, as for the workers of joblib."""
+    """Return whether ``torchrun`` started this process directly, rather than as a child such as a joblib worker."""
     me = str(os.getpid())
     child = multiprocessing.parent_process() is not None or os.environ.get(_JOINED, me) != me
     named = "RANK" in os.environ and "MASTER_ADDR" in os.environ
@@ -166,18 +167,19 @@ def _join() -> None:
     except (RuntimeError, ValueError) as error:
         # The port is in use, the address does not answer, or an environment variable is missing.
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise DistributedError(f"the processes cannot meet at {where}: {first_line(error)}") from error
+        raise DistributedError(f"the processes cannot connect at {where}: {first_line(error)}") from error
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
-        # After a restart, torchrun provides the same store, with the addresses of processes that have ended. On one
-        # machine, all processes have the same restart count. On several, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps.
+        # After a restart, torchrun provides the same store, which still contains the addresses of terminated processes.
+        # A prefix with the restart count avoids them, because all processes on one machine have the same count. On
+        # several machines, users can set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 instead.
         store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
     os.environ[_JOINED] = str(os.getpid())
-    atexit.register(leave)  # otherwise the communication threads crash the process when it ends
+    atexit.register(leave)  # Otherwise, the communication threads crash the process on exit.
 
 
 def _message_device() -> str:
-    """Return the device for small messages: the CPU, if gloo is available."""
+    """Return the device for small messages: the CPU if gloo is available, and the GPU otherwise."""
     return "cpu" if "gloo" in str(dist.get_backend_config()) else "cuda"
 
 
@@ -190,10 +192,11 @@ def _decoded(tensor: Tensor) -> str:
 
 
 def leave() -> None:
-    """Leave the process group, so that no other process waits for this one."""
-    failed = hasattr(sys, "last_value")  # other processes may then be in the middle of a message
+    """Leave the process group so that no other process waits for this one."""
+    failed = hasattr(sys, "last_value")  # After a failure, other processes may still be communicating.
     if dist.is_available() and dist.is_initialized() and not failed:
         dist.destroy_process_group()
-        # The threads of gloo release the last tensors a moment later, for which they need the interpreter. If it has
-        # ended by then, they abort the process (pytorch/pytorch#179291). There is no event to wait for.
+        # Gloo's threads release the last tensors a moment later, which requires a running interpreter. If the
+        # interpreter has already shut down, they abort the process (pytorch/pytorch#179291). There is no event to wait
+        # for.
         time.sleep(_FAREWELL)

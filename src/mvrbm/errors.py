@@ -1,52 +1,52 @@
-"""Exceptions and warnings of this package. All exceptions derive from :class:`MVRBMError`."""
+"""Exceptions and warnings raised by this package. All exceptions derive from :class:`MVRBMError`."""
 
 
 class MVRBMError(Exception):
-    """Base class of all exceptions of this package."""
+    """Base class for all exceptions raised by this package."""
 
 
 class InputError(MVRBMError, ValueError):
-    """A data file or an array cannot be read, or an output cannot be written."""
+    """Raised if a data file or an array cannot be read, or if an output file cannot be written."""
 
 
 class DatasetError(InputError):
-    """A named data set is unknown, or not on this machine."""
+    """Raised if a named dataset is unknown or not available on this machine."""
 
 
 class ShardError(InputError):
-    """A shard cannot be read, or does not match the other shards."""
+    """Raised if a shard cannot be read or does not match the other shards."""
 
 
 class StorageError(MVRBMError, ValueError):
-    """A model folder is missing or damaged, or this version of the package cannot read it."""
+    """Raised if a model folder is missing, damaged or not readable by this version of the package."""
 
 
 class MemoryLimitError(MVRBMError, MemoryError):
-    """A model or a training run needs more memory than is available. Raised before memory is allocated."""
+    """Raised before an allocation if a model or a training run requires more memory than is available."""
 
 
 class ExportError(MVRBMError, ValueError):
-    """A model cannot be exported."""
+    """Raised if a model cannot be exported."""
 
 
 class MissingPackageError(MVRBMError, ImportError):
-    """An optional package is not installed. The message contains the command that installs it."""
+    """Raised if an optional package is not installed. The message contains the command that installs the package."""
 
 
 class DivergenceError(MVRBMError, ArithmeticError):
-    """Training has diverged: a parameter is not finite or far too large, or the energy is no longer bounded.
+    """Raised if training diverges: a parameter is not finite or far too large, or the energy is unbounded below.
 
-    If possible, the parameters are restored to their values before the update that diverged.
+    If possible, the parameters are first restored to their values before the update that diverged.
     """
 
 
 class DistributedError(MVRBMError, RuntimeError):
-    """Another process of a distributed training run has failed. The message is the message of that process."""
+    """Raised if another process in a distributed training run fails. The message is that process's error message."""
 
 
 class ConstantDataWarning(UserWarning):
-    """Some entries of the training data are constant, so the model can only learn their value."""
+    """Issued if some entries are constant in the training data, so that the model can only learn their values."""
 
 
 class RecipeWarning(UserWarning):
-    """A model is used for a purpose for which its training recipe is not suitable."""
+    """Issued if a model's training recipe is not suitable for the way the model is used."""

@@ -1,4 +1,4 @@
-"""Import optional packages, which are extras of the installation, on demand."""
+"""Import optional dependencies on demand."""
 
 import importlib
 from types import ModuleType
@@ -7,21 +7,22 @@ from mvrbm.errors import MissingPackageError
 
 
 def require(module: str, purpose: str, extra: str) -> ModuleType:
-    """Import a module of an optional package, or raise `MissingPackageError`.
+    """Import a module from an optional package, or raise `MissingPackageError` if the package is not installed.
 
     Parameters
     ----------
     module : str
         Name of the module.
     purpose : str
-        Beginning of the error message: ``"ONNX export"`` gives ``"ONNX export needs the package onnx, ..."``.
+        Start of the error message. For example, ``"ONNX export"`` gives ``"ONNX export requires the package onnx,
+        ..."``.
     extra : str
-        The extra that installs the package, which the error message names.
+        Name of the extra that installs the package, for the command in the error message.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = (error.name or module).partition(".")[0]
         command = f"pip install 'mvrbm[{extra}]'"
-        message = f"{purpose} needs the package {package}, which is not installed: {command}"
+        message = f"{purpose} requires the package {package}, which is not installed: {command}"
         raise MissingPackageError(message, name=package) from error

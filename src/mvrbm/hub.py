@@ -1,8 +1,8 @@
-"""Share models on the Hugging Face hub, write model cards, and find the models that ship with the package.
+"""Share models on the Hugging Face Hub, write model cards, and locate the models included in this package.
 
-The package `huggingface_hub` (the extra ``hub``) uploads, downloads and caches files. Writing a folder with a model
-card does not need it. Only the files of a model are downloaded, and :mod:`mvrbm.saving` reads and checks them like any
-other model folder.
+The package `huggingface_hub` (extra ``hub``) uploads, downloads and caches files. It is not required for writing a
+folder with a model card. Only the files that make up a model are downloaded. :mod:`mvrbm.saving` then reads and
+validates them like any other model folder.
 """
 
 import json
@@ -36,35 +36,36 @@ from mvrbm.saving import (
 
 __all__ = ["SHIPPED", "ModelCard", "download", "find", "is_hub_name", "push_to_hub", "save_pretrained", "write_card"]
 
-#: Names of the trained models that ship with the package.
+#: Names of the trained models included in the package.
 SHIPPED = ("digits", "labeled-digits")
 
 _WEIGHTS = Path(__file__).parent / "weights"
-# Files of a model, the only ones that are downloaded.
+# Files that make up a model. No other files are downloaded.
 _FILES = (CONFIG, MODEL, CHAINS)
-# Largest model, in bytes, that is downloaded.
+# Maximum size of a downloaded model in bytes.
 _LARGEST_DOWNLOAD = 2**30
-# Names on the hub: "user/name" or "user/name@revision".
+# Model name on the Hub: "user/name" or "user/name@revision".
 _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?", re.ASCII)
 _NOT_STATED = "Not stated."
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """Information for a model card that cannot be read from the model itself.
+    """User-supplied contents of a model card, which cannot be derived from the model itself.
 
     Parameters
     ----------
     name : str, optional
-        Title of the card. Default: the name on the hub, or the class of the model.
+        Title of the card. Default: the model's name on the Hub, or its class name.
     description : str
         Purpose of the model.
     data : str
         Description of the training data.
     license : str, optional
-        License of the weights, as the hub spells it, such as ``"bsd-3-clause"`` or ``"cc-by-4.0"``.
+        License for the weights, as a Hugging Face Hub identifier such as ``"bsd-3-clause"`` or ``"cc-by-4.0"``.
     figures : mapping of str to value
-        Measured figures by name, such as ``{"test log-likelihood (nats)": -84.6}``. Name the data and the command.
+        Evaluation results by name, such as ``{"test log-likelihood (nats)": -84.6}``. The names should mention the
+        data and the command used.
 
     Examples
     --------
@@ -81,16 +82,16 @@ class ModelCard:
 
 
 def save_pretrained(model: Any, folder: str | os.PathLike[str], **card: Any) -> Path:
-    """Save a machine or an estimator with a model card, in the layout of the Hugging Face hub.
+    """Save a machine or an estimator with a model card, in the format used by the Hugging Face Hub.
 
     Parameters
     ----------
     model : BoltzmannMachine or estimator
-        The model to save; see :func:`mvrbm.save`.
+        The model to save. See :func:`mvrbm.save`.
     folder : path
-        The folder to write. A model that it holds is replaced together with its card.
+        Output folder. If it already contains a model, the model and its card are replaced.
     **card
-        Contents of the card `README.md`: `name`, `description`, `data`, `license` and `figures`; see
+        Contents of the model card `README.md`: `name`, `description`, `data`, `license` and `figures`. See
         :class:`ModelCard`.
 
     Returns
@@ -119,20 +120,21 @@ def save_pretrained(model: Any, folder: str | os.PathLike[str], **card: Any) -> 
 
 
 def push_to_hub(model: Any, name: str, *, private: bool = False, message: str = "Upload model", **card: Any) -> str:
-    """Upload a machine or an estimator with a model card to the Hugging Face hub.
+    """Upload a machine or an estimator with a model card to the Hugging Face Hub.
 
     Parameters
     ----------
     model : BoltzmannMachine or estimator
         The model to upload.
     name : str
-        Name on the hub, ``"user/name"``. The repository is created if it does not exist. A model in it is replaced.
+        Repository name on the Hub, ``"user/name"``. The repository is created if it does not exist. If it already
+        contains a model, the model is replaced.
     private : bool
-        Whether to create a private repository. Has no effect on a repository that exists.
+        Whether to create a private repository. Has no effect if the repository already exists.
     message : str
         Commit message.
     **card
-        Contents of the card; see :class:`ModelCard`.
+        Contents of the model card. See :class:`ModelCard`.
 
     Returns
     -------
@@ -141,9 +143,9 @@ def push_to_hub(model: Any, name: str, *, private: bool = False, message: str = 
 
     Notes
     -----
-    Run ``hf auth login``, or set the environment variable ``HF_TOKEN``, to provide your access token.
+    To provide your access token, run ``hf auth login`` or set the environment variable ``HF_TOKEN``.
     """
-    hub = require("huggingface_hub", "the Hugging Face hub", "hub")
+    hub = require("huggingface_hub", "the Hugging Face Hub", "hub")
     with tempfile.TemporaryDirectory() as place:
         folder = save_pretrained(model, Path(place, "model"), **{"name": name, **card})
         api = hub.HfApi(library_name="mvrbm")
@@ -152,22 +154,22 @@ def push_to_hub(model: Any, name: str, *, private: bool = False, message: str = 
             commit = api.upload_folder(
                 repo_id=name,
                 folder_path=folder,
-                delete_patterns=list(_FILES),  # An earlier model may have files that this one does not have.
+                delete_patterns=list(_FILES),  # An earlier model may have files that this model does not have.
                 commit_message=message,
             )
-        except Exception as error:  # The HTTP library, whose errors these are, depends on the huggingface_hub version.
-            raise StorageError(f"'{name}' could not be uploaded to the Hugging Face hub: {_reason(error)}") from error
+        except Exception as error:  # The exception types depend on the version of huggingface_hub.
+            raise StorageError(f"'{name}' could not be uploaded to the Hugging Face Hub: {_reason(error)}") from error
     return str(commit.commit_url)
 
 
 def find(model: str | os.PathLike[str]) -> Path:
-    """Return the folder of a model.
+    """Return the folder that contains a model.
 
-    `model` is the path of a folder, a name on the hub, or the name of a model that ships with the package. A folder of
-    the same name takes precedence over a shipped model.
+    `model` is the path to a folder, a model name on the Hub, or the name of a model included in the package. A local
+    folder takes precedence over an included model of the same name.
     """
     if model == "":
-        raise StorageError("the name of the model is empty: give a folder, or the name of a model")
+        raise StorageError("the model name is empty: specify a model folder or the name of a model")
     if is_hub_name(model):
         return download(str(model))
     folder = recover_folder(Path(model))
@@ -175,33 +177,33 @@ def find(model: str | os.PathLike[str]) -> Path:
         return folder
     if str(model) in SHIPPED:
         return _WEIGHTS / model
-    raise StorageError(f"{folder} is not a model folder: nothing is there; mvrbm has the models {', '.join(SHIPPED)}")
+    raise StorageError(f"{folder} does not exist, and it is not the name of an included model ({', '.join(SHIPPED)})")
 
 
 def is_hub_name(model: str | os.PathLike[str]) -> bool:
-    """Return whether the argument of :func:`mvrbm.load` names a model on the hub.
+    """Return whether an argument to :func:`mvrbm.load` refers to a model on the Hub.
 
-    A string ``"user/name"`` names a model on the hub unless there is a folder ``user``. This way, mistyped paths of
-    local models are not looked up on the hub.
+    A string ``"user/name"`` refers to a model on the Hub unless a folder ``user`` exists. This prevents mistyped paths
+    to local models from being looked up on the Hub.
     """
     return isinstance(model, str) and _NAME.fullmatch(model) is not None and not os.path.lexists(Path(model).parent)
 
 
 def download(name: str) -> Path:
-    """Download a model ``"user/name"`` or ``"user/name@revision"`` from the hub, and return its folder.
+    """Download a model ``"user/name"`` or ``"user/name@revision"`` from the Hub and return its folder.
 
-    The folder is in the cache of the hub. A cached model is downloaded again only if it has changed on the hub, and is
-    used unchanged if there is no network.
+    The folder is in the Hugging Face cache. A cached model is downloaded again only if it has changed on the Hub. If
+    the network is not available, the cached model is used.
     """
-    hub = require("huggingface_hub", f"there is no folder '{name}', and the Hugging Face hub", "hub")
+    hub = require("huggingface_hub", f"there is no folder '{name}', and the Hugging Face Hub", "hub")
     repository, _, revision = name.partition("@")
     try:
         _check_files(name, hub.HfApi(library_name="mvrbm"), repository, revision or None)
     except StorageError:
         raise
-    except (hub.errors.HfHubHTTPError, ValueError) as error:  # The hub refuses, or the name is not valid.
+    except (hub.errors.HfHubHTTPError, ValueError) as error:  # The Hub rejects the request, or the name is invalid.
         raise _not_loaded(name, error) from error
-    except Exception:  # There is no network, but `snapshot_download` may find the model in the cache.
+    except Exception:  # Without a network connection, `snapshot_download` may still find the model in the cache.
         pass
     try:
         return Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=list(_FILES)))
@@ -210,34 +212,34 @@ def download(name: str) -> Path:
 
 
 def _check_files(name: str, api: Any, repository: str, revision: str | None) -> None:
-    """Raise StorageError if a repository lacks a file of a model, or if its model is too large to download."""
+    """Raise StorageError if a repository lacks a required model file, or if its model is too large to download."""
     found = api.model_info(repository, revision=revision, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in found.siblings or () if file.rfilename in _FILES}
     if not {CONFIG, MODEL} <= set(sizes):
-        raise StorageError(
-            f"'{name}' on the Hugging Face hub is not a model of this package: it lacks {CONFIG} or {MODEL}"
-        )
+        raise StorageError(f"'{name}' on the Hugging Face Hub is not an mvrbm model: {CONFIG} or {MODEL} is missing")
     total = sum(sizes.values())
     if total > _LARGEST_DOWNLOAD:
         raise StorageError(
-            f"'{name}' on the Hugging Face hub has {total:,} bytes, beyond the limit of {_LARGEST_DOWNLOAD:,}: if you "
-            "trust it, download it with hf download, and load the folder"
+            f"'{name}' on the Hugging Face Hub has {total:,} bytes, which exceeds the limit of {_LARGEST_DOWNLOAD:,}: "
+            "if you trust the model, download it with 'hf download' and load the folder"
         )
 
 
 def _not_loaded(name: str, error: Exception) -> StorageError:
-    return StorageError(f"there is no folder '{name}', and the Hugging Face hub does not give it: {_reason(error)}")
+    return StorageError(
+        f"there is no folder '{name}', and it cannot be loaded from the Hugging Face Hub: {_reason(error)}"
+    )
 
 
 def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-# -- the card ---------------------------------------------------------------------------------------
+# -- model card ---------------------------------------------------------------------------------------
 
 
 def write_card(card: ModelCard, folder: Path) -> None:
-    """Write the model card of a folder that holds a model."""
+    """Write a model card to a folder that contains a model."""
     config = read_config(folder)
     estimator = config.get(ESTIMATOR, {})
     kind = estimator.get("class", BoltzmannMachine.__name__)
@@ -248,14 +250,14 @@ def write_card(card: ModelCard, folder: Path) -> None:
         f"# {card.name or kind}",
         card.description,
         "## Model",
-        f"`{kind}` of the Python package mvrbm: {_n_parameters(folder):,} parameters, {machines[0]['dtype']}.",
+        f"`{kind}` from the Python package mvrbm: {_n_parameters(folder):,} parameters, {machines[0]['dtype']}.",
         _table(("layer", "units", "shape", "coupling to the layer above"), _layers(machines)),
         _settings(estimator.get("params", {})),
         "## Data",
         card.data,
         "## License",
         card.license or _NOT_STATED,
-        "## Measured figures",
+        "## Evaluation results",
         _table(("figure", "value"), card.figures.items()) if card.figures else _NOT_STATED,
         "## How to load",
         f'```python\nimport mvrbm\n\nmodel = mvrbm.load("{_loadable_name(card)}")\n```',
@@ -276,14 +278,14 @@ def _settings(params: Mapping[str, Any]) -> str:
 
 
 def _loadable_name(card: ModelCard) -> str:
-    """Return the title of the card if :func:`mvrbm.load` accepts it, otherwise a placeholder."""
+    """Return the title of the card if :func:`mvrbm.load` accepts it as a model name, or a placeholder otherwise."""
     if card.name is not None and (card.name in SHIPPED or _NAME.fullmatch(card.name)):
         return card.name
-    return "path/of/this/folder"
+    return "path/to/this/folder"
 
 
 def _layers(machines: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
-    """Yield one row per layer: the visible layers of the bottom machine, then the hidden layer of each machine."""
+    """Yield one table row per layer: the bottom machine's visible layers, then each machine's hidden layer."""
     bottom = machines[0]
     for name, layer in bottom["visible"].items():
         yield name, layer["unit"], _shape(layer), _coupling(bottom["couplings"][name])
@@ -303,7 +305,7 @@ def _coupling(link: Mapping[str, Any]) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Format a table in Markdown."""
+    """Format rows as a Markdown table."""
     lines = (header, ["---"] * len(header), *rows)
     return "\n".join(f"| {' | '.join(_cell(value) for value in line)} |" for line in lines)
 

@@ -1,4 +1,4 @@
-"""Handle the signals that ask a program to end: Ctrl-C (SIGINT), and SIGTERM, which job schedulers send.
+"""Handle termination signals: SIGINT (Ctrl-C) and SIGTERM, which job schedulers send.
 
 On either signal, training finishes the current batch, saves, and then raises KeyboardInterrupt or :class:`Terminated`.
 """
@@ -22,19 +22,19 @@ __all__ = [
 
 
 class Terminated(SystemExit):
-    """Raised after SIGTERM, as KeyboardInterrupt is after Ctrl-C. The exit code is 143 unless it is caught."""
+    """Raised after SIGTERM, as KeyboardInterrupt is raised after Ctrl-C. If uncaught, the exit code is 143."""
 
     def __init__(self, code: int = 128 + signal.SIGTERM) -> None:
         super().__init__(code)
 
 
-#: Exceptions that are raised after a signal that asks the program to end.
+#: Exceptions raised after a termination signal.
 INTERRUPTS = (KeyboardInterrupt, Terminated)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of an interrupted program: 130 after Ctrl-C, 143 after SIGTERM."""
+    """Return the exit code for an interrupted program: 130 after Ctrl-C, or 143 after SIGTERM."""
     return int(getattr(error, "code", 128 + signal.SIGINT))
 
 
@@ -44,9 +44,10 @@ def _terminate(number: int, frame: Any) -> None:
 
 
 def _replaceable() -> dict[signal.Signals, Any]:
-    """Return the current handlers that may be replaced temporarily. There are none outside of the main thread.
+    """Return the current signal handlers that may be replaced temporarily.
 
-    If the program ignores a signal, or has installed its own handler for SIGTERM, that handler is not replaced.
+    Outside the main thread, no handler may be replaced. If the program ignores a signal or has installed its own
+    handler for SIGTERM, that handler is not replaced either.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -61,7 +62,7 @@ def _may_replace(number: int, handler: Any) -> bool:
 
 @contextlib.contextmanager
 def replaced(former: Mapping[signal.Signals, Any], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Install `handler` for all signals in `former`, and restore the handlers in `former` when the context ends."""
+    """Install `handler` for all signals in `former`, and restore the handlers in `former` on exit."""
     try:
         for number in former:
             signal.signal(number, handler)
@@ -72,16 +73,20 @@ def replaced(former: Mapping[signal.Signals, Any], handler: Callable[[int, Any],
 
 
 def terminate_in_order() -> AbstractContextManager[None]:
-    """Raise :class:`Terminated` on SIGTERM, so that the program cleans up. For use by commands, not by libraries."""
+    """Raise :class:`Terminated` on SIGTERM so that the program can clean up.
+
+    This is for command-line programs. Libraries should not change the response to SIGTERM.
+    """
     former = _replaceable()
     former.pop(signal.SIGINT, None)
     return replaced(former, _terminate)
 
 
 def finish_on_interrupt(notify: Callable[[type[BaseException]], None]) -> AbstractContextManager[None]:
-    """Call `notify` on the first Ctrl-C or SIGTERM, instead of ending the program immediately.
+    """Call `notify` on the first Ctrl-C or SIGTERM instead of ending the program immediately.
 
-    `notify` gets the exception to raise later. A second Ctrl-C interrupts immediately. A second SIGTERM is ignored.
+    `notify` receives the exception type to raise later. A second Ctrl-C interrupts immediately. A second SIGTERM is
+    ignored.
     """
     former = _replaceable()
 

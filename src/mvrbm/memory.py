@@ -1,4 +1,4 @@
-"""Measure the available memory, and check that an allocation fits before it is made."""
+"""Query the available memory and check in advance that an allocation will fit."""
 
 import contextlib
 import os
@@ -11,12 +11,12 @@ from mvrbm.errors import MemoryLimitError
 
 __all__ = ["available_memory", "check_memory"]
 
-# Smaller allocations, in bytes, are not checked.
+# Allocation size in bytes below which no check is made.
 _NEGLIGIBLE = 2**28
 
 
 def available_memory(device: str | torch.device = "cpu") -> int | None:
-    """Return the available memory of a device in bytes, or None if the system does not report it."""
+    """Return the memory available on a device in bytes, or None if the system does not report it."""
     device = torch.device(device)
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -38,23 +38,25 @@ def _limit_of_container() -> int | None:
     try:
         limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text() for name in ("max", "current"))
         return int(limit) - int(used)
-    except (OSError, ValueError):  # A container without a limit has the text "max" instead of a number.
+    except (OSError, ValueError):  # Without a memory limit, the file contains the text "max".
         return None
 
 
 def check_memory(count: int, what: str, like: Tensor | None = None) -> None:
-    """Raise MemoryLimitError if `count` numbers need more memory than is available.
+    """Raise `MemoryLimitError` if an array with `count` entries requires more memory than is available.
 
-    `what` names them in the message, and `like` has their dtype and device. Default: PyTorch's default dtype and
-    device.
+    `what` names the array in the error message. The dtype and the device are those of `like`. If `like` is None,
+    PyTorch's default dtype and device are used.
     """
     like = torch.empty(0) if like is None else like
     n_bytes = count * like.dtype.itemsize
-    if n_bytes < _NEGLIGIBLE or like.device.type == "meta":  # Tensors on the meta device take no memory.
+    if n_bytes < _NEGLIGIBLE or like.device.type == "meta":  # Tensors on the meta device use no memory.
         return
     available = available_memory(like.device)
     if available is not None and n_bytes > available:
-        raise MemoryLimitError(f"{what} needs {_readable(n_bytes)} of memory, but there are {_readable(available)}")
+        raise MemoryLimitError(
+            f"{what} requires {_readable(n_bytes)} of memory, but only {_readable(available)} are available"
+        )
 
 
 def _readable(n_bytes: int) -> str:

@@ -1,9 +1,9 @@
-"""Save models to folders with `config.json` and `model.safetensors`, and load them.
+"""Save models to folders that contain `config.json` and `model.safetensors`, and load models from such folders.
 
-Folders are written atomically, and nothing is ever pickled. Loading checks the format and its version, and the names,
-shapes and dtypes of all tensors, before it builds a model. Classes that can be saved register their loaders with
-:func:`register`, so that this module does not import them. :mod:`mvrbm.training.checkpoints` writes checkpoints of
-training runs, and :mod:`mvrbm.export` writes other formats.
+Folders are written atomically, and nothing is pickled. Before building a model, loading validates the format, its
+version, and the names, shapes and dtypes of all tensors. Classes that can be saved register their loaders with
+:func:`register`, so that this module does not have to import them. :mod:`mvrbm.training.checkpoints` writes training
+checkpoints, and :mod:`mvrbm.export` writes other formats.
 """
 
 import contextlib
@@ -35,39 +35,39 @@ FORMAT = "mvrbm"
 FORMAT_VERSION = 1
 CONFIG = "config.json"
 MODEL = "model.safetensors"
-#: Persistent chains, from which sampling starts. Only models that were trained with persistent chains have this file.
+#: Persistent chains used to start sampling. Only models trained with persistent chains have this file.
 CHAINS = "chains.safetensors"
-#: The model card, which :mod:`mvrbm.hub` writes.
+#: Model card written by :mod:`mvrbm.hub`.
 CARD = "README.md"
-#: First entry of our model cards, which distinguishes them from other README files.
+#: First entry in a model card. It distinguishes model cards written by this package from other README files.
 CARD_MARK = "library_name: mvrbm"
-#: Entry of the config that describes an estimator by its ``class`` and ``params``. Plain machines do not have it.
+#: Config entry that describes an estimator by its ``class`` and ``params``. Absent for plain machines.
 ESTIMATOR = "estimator"
-#: Entry of the config that describes several machines, such as a stack from bottom to top.
+#: Config entry that describes several machines, such as a stack from bottom to top.
 STACK = "stack"
-#: Name under which the loader of checkpoints is registered.
+#: Name under which the checkpoint loader is registered.
 CHECKPOINT = "checkpoint"
 
-#: Loads an object from a folder: (folder, config, device) -> object.
+#: Function that loads an object from a folder: (folder, config, device) -> object.
 Loader = Callable[[Path, dict[str, Any], str | torch.device], Any]
 Tensors = dict[str, Tensor]
 Registered = TypeVar("Registered", bound=Callable[..., Any])
 
 _LOADERS: dict[str, Loader] = {}
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
-# Largest size, in bytes, of a config.
+# Maximum size of a config file in bytes.
 _LARGEST_CONFIG = 16 * 2**20
-# Prefix of the names of tensors if there are several machines.
+# Prefix for tensor names if a folder contains several machines.
 _STACKED = "machines."
-# Number of samples that are passed through a stack when it is loaded, to check that its numbers stay finite.
+# Number of samples propagated through a stack on loading, to check that the activations stay finite.
 _EXAMPLES = 4
 
 
 def register(name: str) -> Callable[[Registered], Registered]:
     """Register a loader for a class name in `config.json`, or for checkpoints (``"checkpoint"``).
 
-    Decorates a function ``(folder, config, device) -> object``, or a class that has a class method `from_folder` with
-    that signature.
+    This is a decorator for a function ``(folder, config, device) -> object``, or for a class that has a class method
+    `from_folder` with that signature.
     """
 
     def decorate(target: Registered) -> Registered:
@@ -78,7 +78,7 @@ def register(name: str) -> Callable[[Registered], Registered]:
 
 
 def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") -> Any:
-    """Load an object from a folder. Its class must be registered already; see :func:`mvrbm.load`."""
+    """Load an object whose class is already registered from a folder. See :func:`mvrbm.load`."""
     folder = recover_folder(Path(folder))
     if _is_checkpoint(folder):
         return _loader_of(CHECKPOINT, folder)(folder, {}, device)
@@ -87,9 +87,9 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") ->
     if described is None:
         return read_machine(folder).to(resolve_device(device))
     if not isinstance(described, dict) or not isinstance(described.get("class"), str):
-        raise StorageError(f"{folder / CONFIG} is damaged: it does not name the class of the estimator")
+        raise StorageError(f"{folder / CONFIG} is damaged: it does not contain the estimator's class name")
     loader = _loader_of(described["class"], folder)
-    resolve_device(device)  # If the device does not exist, raise its error here: the folder is not damaged.
+    resolve_device(device)  # Raise an error for an invalid device here, so that it is not reported as a damaged folder.
     try:
         return loader(folder, config, device)
     except StorageError:
@@ -99,15 +99,15 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") ->
 
 
 def save(model: Any, folder: str | os.PathLike[str]) -> Path:
-    """Save a machine or an estimator to a folder, from which :func:`mvrbm.load` loads it.
+    """Save a machine or an estimator to a folder. Use :func:`mvrbm.load` to load it.
 
     Parameters
     ----------
     model : BoltzmannMachine or estimator
         A machine, or any object with a method ``save(folder)``.
     folder : path
-        The folder to write. If it holds a model, the model is replaced. If it holds other files, `StorageError` is
-        raised.
+        Output folder. If it already contains a model, the model is replaced. If it contains other files,
+        `StorageError` is raised.
 
     Returns
     -------
@@ -144,7 +144,9 @@ def _is_checkpoint(folder: Path) -> bool:
 def _loader_of(name: str, folder: Path) -> Loader:
     if name not in _LOADERS:
         known = ", ".join(sorted(set(_LOADERS) - {CHECKPOINT}))
-        raise StorageError(f"{folder} holds '{name:.100}', which this version cannot load: it loads {known}")
+        raise StorageError(
+            f"{folder} contains '{name:.100}', which this version cannot load. Supported classes: {known}"
+        )
     return _LOADERS[name]
 
 
@@ -154,7 +156,7 @@ def replace_model(folder: str | os.PathLike[str]) -> AbstractContextManager[Path
 
 
 def is_replaceable(folder: Path) -> bool:
-    """Return whether a folder is empty, or holds only a model."""
+    """Return whether a folder is empty or contains only a model."""
     names = {entry.name for entry in folder.iterdir()}
     if not names:
         return True
@@ -171,7 +173,7 @@ def _is_card(path: Path) -> bool:
 
 
 def write_machine(machine: BoltzmannMachine, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
-    """Write the two files of a machine into an existing folder. `extra` has additional entries of the config."""
+    """Write a machine's config and parameters to an existing folder. `extra` contains additional config entries."""
     _write({**machine_config(machine), **(extra or {})}, machine.state_dict(), folder)
 
 
@@ -183,7 +185,7 @@ def read_machine(folder: Path) -> BoltzmannMachine:
 
 
 def machine_config(machine: BoltzmannMachine) -> dict[str, Any]:
-    """Return a description of a machine without its parameters, from which loading builds it."""
+    """Return a description of a machine, without its parameters, that can be used to rebuild the machine."""
     return {
         "dtype": str(machine.like.dtype).removeprefix("torch."),
         "visible": {name: {"unit": unit.name, **unit.config()} for name, unit in machine.layers.items()},
@@ -193,7 +195,10 @@ def machine_config(machine: BoltzmannMachine) -> dict[str, Any]:
 
 
 def _shapes_of(configs: Sequence[Mapping[str, Any]], folder: Path) -> list[BoltzmannMachine]:
-    """Build machines on the meta device, for :func:`_fill`, after checking that the file can hold their parameters."""
+    """Build machines on the meta device, and check that the parameter file is large enough for their parameters.
+
+    :func:`_fill` reads the parameters.
+    """
     path, weights = folder / CONFIG, folder / MODEL
     try:
         stored, described = check_regular_file(weights, StorageError), 0
@@ -206,8 +211,8 @@ def _shapes_of(configs: Sequence[Mapping[str, Any]], folder: Path) -> list[Boltz
             described += n_numbers * machine.like.element_size()
             if described > stored:
                 raise StorageError(
-                    f"describes {n_numbers:,} numbers, {described:,} bytes, but {weights.name} has only {stored:,}: "
-                    "truncated?"
+                    f"describes {n_numbers:,} parameters ({described:,} bytes), but {weights.name} has only {stored:,} "
+                    "bytes and may be truncated"
                 )
             budget.spend(machine.bytes_to_check, "to check that the energy of coupled Gaussian layers is bounded")
         return machines
@@ -220,7 +225,8 @@ def _shapes_of(configs: Sequence[Mapping[str, Any]], folder: Path) -> list[Boltz
 
 def _machine_of(visible: dict[str, Unit], hidden: Unit, links: dict[str, Coupling]) -> BoltzmannMachine:
     for name, link in links.items():
-        link.allocate(visible[name].shape, hidden.shape)  # The machine would initialize its factors at random.
+        # Allocate the factors here, because the machine would initialize them randomly.
+        link.allocate(visible[name].shape, hidden.shape)
     return BoltzmannMachine(visible, hidden, links)
 
 
@@ -238,10 +244,10 @@ def _unit(entry: Mapping[str, Any]) -> Unit:
 
 
 def _fill(module: nn.Module, folder: Path, prefix: str = "", more: Mapping[str, Tensor] | None = None) -> Tensors:
-    """Read the parameters of machines that :func:`_shapes_of` returned, and return the additional tensors `more`.
+    """Load the parameters of machines built by :func:`_shapes_of`, and return the additional tensors named in `more`.
 
-    `prefix` precedes the names of the parameters in the file. Raises StorageError for values that are finite but too
-    large to compute with.
+    `prefix` is prepended to the parameter names in the file. Raise StorageError if a value is finite but too large to
+    compute with.
     """
     expected = {f"{prefix}{name}": tensor for name, tensor in module.state_dict().items()}
     tensors = _read_checked(folder / MODEL, {**expected, **(more or {})})
@@ -264,9 +270,9 @@ def write_machines(
     extra: Mapping[str, Any],
     more: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the two files of several machines into an existing folder.
+    """Write the config and parameters of several machines to an existing folder.
 
-    `extra` has additional entries of the config, and `more` additional tensors of the dtype of the first machine.
+    `extra` contains additional config entries. `more` contains additional tensors with the dtype of the first machine.
     """
     own = {f"{_STACKED}{name}": tensor for name, tensor in nn.ModuleList(machines).state_dict().items()}
     _write({STACK: [machine_config(machine) for machine in machines], **extra}, {**own, **(more or {})}, folder)
@@ -275,14 +281,14 @@ def write_machines(
 def read_machines(
     folder: Path, more: Callable[[Sequence[BoltzmannMachine]], Mapping[str, tuple[int, ...]]] | None = None
 ) -> tuple[list[BoltzmannMachine], Tensors]:
-    """Read machines and additional tensors from a folder that :func:`write_machines` wrote.
+    """Read machines and additional tensors from a folder written by :func:`write_machines`.
 
-    `more` returns the names and shapes of the additional tensors, given the machines, whose parameters are not read
-    yet. Default: there are no additional tensors.
+    `more` is called with the machines before their parameters are loaded, and returns the names and shapes of the
+    additional tensors. If None, there are no additional tensors.
     """
     parts = read_config(folder).get(STACK)
     if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
-        raise StorageError(f"{folder} does not hold several machines")
+        raise StorageError(f"{folder} does not contain a list of machines")
     machines = _shapes_of(parts, folder)
     shapes = {} if more is None else more(machines)
     others = {name: torch.empty(shape, dtype=machines[0].like.dtype, device="meta") for name, shape in shapes.items()}
@@ -292,7 +298,10 @@ def read_machines(
 def read_stack(
     folder: Path, more: Callable[[Sequence[BoltzmannMachine]], Mapping[str, tuple[int, ...]]] | None = None
 ) -> tuple[list[BoltzmannMachine], Tensors]:
-    """Read the machines of a stack, from bottom to top, whose visible layer is the hidden layer of the one below."""
+    """Read a stack of machines from bottom to top.
+
+    Each machine's visible layer is the hidden layer of the machine below it.
+    """
     machines, others = read_machines(folder, more)
     _check_joints(machines, folder)
     _check_growth(machines, folder)
@@ -302,24 +311,31 @@ def read_stack(
 def _check_joints(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
     for number, machine in enumerate(machines):
         if len(machine.layers) != 1:
-            raise StorageError(f"{folder}: a machine of a stack has one visible layer, got {list(machine.layers)}")
+            raise StorageError(
+                f"{folder}: a machine in a stack must have one visible layer, got {list(machine.layers)}"
+            )
         (unit,) = machine.layers.values()
         if number and unit.shape != machines[number - 1].hidden.shape:
-            raise StorageError(f"{folder}: machine {number} does not fit on the one below")
+            raise StorageError(
+                f"{folder}: the visible layer of machine {number} does not match the hidden layer of the machine below"
+            )
 
 
 @torch.no_grad()
 def _check_growth(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
-    """Raise StorageError if values get too large on their way up a stack, although no machine has large parameters."""
+    """Raise StorageError if activations become too large when propagated up a stack.
+
+    This can happen even if no single machine has large parameters.
+    """
     (unit,) = machines[0].layers.values()
     try:
         state = unit.example(_EXAMPLES, RandomSource(0))
         for machine in machines:
             state = machine.hidden_mean(state, check=False)
             if not float(state.abs().max()) <= LARGEST_PARAMETER:
-                raise ValueError("they get too large to compute with")
+                raise ValueError("the values become too large")
     except (ValueError, RuntimeError) as error:
-        raise StorageError(f"{folder}: numbers of hidden layers cannot be computed: {error}") from error
+        raise StorageError(f"{folder}: hidden activations cannot be computed: {error}") from error
 
 
 def _write(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -329,29 +345,29 @@ def _write(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Pat
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config of a model folder, and check its format and version."""
+    """Read the config from a model folder, and validate its format and version."""
     path = folder / CONFIG
     if not folder.is_dir():
-        raise StorageError(f"{folder} is not a model folder: {'a file' if folder.exists() else 'nothing'} is there")
+        raise StorageError(f"{folder} is not a model folder: it {'is a file' if folder.exists() else 'does not exist'}")
     config = read_json(path)
     if config.get("format") != FORMAT:
-        raise StorageError(f"{path} is not the description of an mvrbm model")
+        raise StorageError(f"{path} does not describe an mvrbm model")
     if config.get("format_version") != FORMAT_VERSION:
         raise StorageError(
-            f"{path} has format version {config.get('format_version')!r}, this version of mvrbm reads "
-            f"{FORMAT_VERSION}: install the version that wrote it"
+            f"{path} has format version {config.get('format_version')!r}, but this version of mvrbm reads version "
+            f"{FORMAT_VERSION}: install the version of mvrbm that wrote the model"
         )
     return config
 
 
 def read_json(path: Path, largest: int | None = _LARGEST_CONFIG) -> dict[str, Any]:
-    """Read a JSON object from a file of up to `largest` bytes."""
+    """Read a JSON object from a file. Raise StorageError if the file is larger than `largest` bytes."""
     size, budget = check_regular_file(path, StorageError), Budget(path, error=StorageError)
     if largest is not None and size > largest:
-        raise StorageError(f"{path} is too large for a description: {size:,} bytes")
+        raise StorageError(f"{path} is too large for a config file: {size:,} bytes")
     try:
         content = path.read_bytes()
-        # Upper bounds on the memory of Python's objects: dicts, lists, numbers or strings, and the text itself.
+        # Upper bounds on the memory used by Python objects (dicts, lists, numbers and strings) and by the text itself.
         budget.spend(240 * content.count(b"{") + 90 * content.count(b"[") + 40 * content.count(b","), f"{path}: JSON")
         budget.spend(2 * len(content), f"{path}: JSON")
         found = json.loads(content)
@@ -362,18 +378,18 @@ def read_json(path: Path, largest: int | None = _LARGEST_CONFIG) -> dict[str, An
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} is damaged: not valid JSON ({error})") from error
     if not isinstance(found, dict):
-        raise StorageError(f"{path} is damaged: a JSON object is expected")
+        raise StorageError(f"{path} is damaged: expected a JSON object")
     return found
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors to a safetensors file."""
-    # safetensors rejects views and shared memory, so each tensor is copied.
+    # Copy each tensor, because safetensors rejects views and shared memory.
     save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}, path)
 
 
 def read_tensors(path: Path) -> Tensors:
-    """Read a safetensors file."""
+    """Read all tensors from a safetensors file."""
     with _opened(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
@@ -391,7 +407,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _read_checked(path: Path, expected: Mapping[str, Tensor]) -> Tensors:
-    """Read tensors, and check that they are finite and have the names, shapes and dtypes of `expected`."""
+    """Read tensors, and check that they are finite and match the names, shapes and dtypes in `expected`."""
     with _opened(path) as file:
         names = set(file.keys())
         missing, foreign = sorted(set(expected) - names), sorted(names - set(expected))
@@ -401,12 +417,12 @@ def _read_checked(path: Path, expected: Mapping[str, Tensor]) -> Tensors:
         tensors = {}
         for name, want in expected.items():
             shape = tuple(file.get_slice(name).get_shape())
-            if shape != want.shape:  # Check this before the tensor is read.
-                raise StorageError(f"{path}: '{name}' should be of shape {tuple(want.shape)}, is of shape {shape}")
+            if shape != want.shape:  # Check the shape before reading the tensor.
+                raise StorageError(f"{path}: '{name}' should have shape {tuple(want.shape)}, but has shape {shape}")
             tensor = file.get_tensor(name)
             if tensor.dtype != want.dtype:
-                raise StorageError(f"{path}: '{name}' should be {want.dtype}, is {tensor.dtype}")
+                raise StorageError(f"{path}: '{name}' should have dtype {want.dtype}, but has dtype {tensor.dtype}")
             if not bool(torch.isfinite(tensor).all()):
                 raise StorageError(f"{path}: '{name}' has entries that are not finite")
-            tensors[name] = tensor.clone()  # The tensor is a view of the file, which may change.
+            tensors[name] = tensor.clone()  # The tensor is a view into the file, which may change.
     return tensors

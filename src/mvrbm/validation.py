@@ -1,6 +1,6 @@
-"""Validate single arguments (integers, numbers in a range, choices, shapes), and check that tensors are finite.
+"""Validate individual arguments (integers, numbers in a range, choices, shapes), and check that tensors are finite.
 
-:mod:`mvrbm.estimators.inputs` validates data arrays, and each unit checks the values that its layer can take.
+:mod:`mvrbm.estimators.inputs` validates data arrays. Each unit validates the values in its layer.
 """
 
 import functools
@@ -16,7 +16,7 @@ from torch import Tensor
 Choice = TypeVar("Choice")
 
 
-# Largest size or count. Sums of a few of them still fit into 64 bits.
+# Largest size or count. The sum of a few such values still fits in 64 bits.
 _LARGEST_COUNT = 2**62
 
 
@@ -42,9 +42,9 @@ def number(
     exclude_low: bool = False,
     exclude_high: bool = True,
 ) -> float:
-    """Return `value` as a float, or raise ValueError if it is not finite or lies outside `low` to `high`.
+    """Return `value` as a float, or raise ValueError if it is not finite or not in the range from `low` to `high`.
 
-    `exclude_low` and `exclude_high` say whether the bounds are excluded from the range.
+    `exclude_low` and `exclude_high` determine whether the bounds are excluded from the range.
     """
     try:
         found = float(value)
@@ -60,30 +60,30 @@ def number(
 
 
 def choice(value: Choice, name: str, options: Iterable[Choice]) -> Choice:
-    """Return `value`, or raise ValueError if it is not one of the options."""
+    """Return `value`, or raise ValueError if it is not in `options`."""
     options = list(options)
     if value not in options:
-        given = str(value) if isinstance(value, str) else value  # The repr of NumPy's strings is longer.
+        given = str(value) if isinstance(value, str) else value  # The repr of a NumPy string includes its type.
         raise ValueError(f"{name} must be one of {options}, got {given!r}")
     return value
 
 
 def as_shape(shape: int | Sequence[int], name: str) -> tuple[int, ...]:
-    """Return a shape as a tuple, or raise ValueError if a size is not an integer of at least 1."""
+    """Return `shape` as a tuple, or raise ValueError if a size is not a positive integer."""
     try:
         sizes = tuple(operator.index(size) for size in (shape if isinstance(shape, Sequence) else np.atleast_1d(shape)))
     except TypeError:
-        raise ValueError(f"{name} must be whole numbers, got {shape}") from None
+        raise ValueError(f"{name} must contain only integers, got {shape}") from None
     if not sizes or min(sizes) < 1:
-        raise ValueError(f"{name} must be one or more sizes of at least 1, got {sizes}")
+        raise ValueError(f"{name} must have one or more sizes, each at least 1, got {sizes}")
     return sizes
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether all entries of all tensors are finite.
 
-    If the sum of all entries is finite, so is every entry. Otherwise, an entry is not finite or the sum overflows, and
-    all entries are checked.
+    If the sum of all entries is finite, so is every entry. Otherwise, either some entry is not finite or the sum has
+    overflowed, so every entry is checked.
     """
     tensors = [tensor.detach() for tensor in tensors]
     total = functools.reduce(operator.add, (tensor.sum() for tensor in tensors))

@@ -72,7 +72,7 @@ def test_a_model_of_another_kind_is_named_and_no_bar_goes_into_a_pipe(capfd):
             1,
             "--train wide.npy has samples of shape 4x5, but mixed.npy has samples of shape 4x8",
         ),
-        (["mixed.npy", "scores.npy", "--model", "nothing"], 1, "nothing is not a model folder"),
+        (["mixed.npy", "scores.npy", "--model", "nothing"], 1, "nothing does not exist"),
         (
             ["mixed.npy", "scores.npy", "--model", "a", "--train", "normal.npy"],
             2,

@@ -109,13 +109,13 @@ STAGES = f"{SMALL} --tuning-patches 60 --tuning-crops 4 --tuning-epochs 2"
 # what is wrong; what is done before; the command; exit code; what the line says
 MISTAKES = [
     ("no such file", None, "superres gone.png out.png", 1, "gone.png: no such file"),
-    ("a folder as input", None, "superres photos out.png", 1, "photos is a folder: name a regular file"),
-    ("not an image", lambda: write("x.png", b"once upon a time"), X, 1, "x.png is not an image that can be read"),
+    ("a folder as input", None, "superres photos out.png", 1, "photos is a folder: specify a regular file"),
+    ("not an image", lambda: write("x.png", b"once upon a time"), X, 1, "x.png is not a readable image"),
     ("an empty file", lambda: write("x.png", b""), X, 1, "x.png is empty"),
     ("truncated", truncated, X, 1, "x.png is damaged: .*truncated"),
     ("animated", animated, X, 1, "x.png has 2 frames or pages: split it"),
     ("a bomb", lambda: write("x.png", bomb(60_000, 60_000)), X, 1, "bomb"),
-    ("zero rows", lambda: write("x.png", bomb(5, 0)), X, 1, "x.png is not an image"),
+    ("zero rows", lambda: write("x.png", bomb(5, 0)), X, 1, "x.png is not a readable image"),
     ("floats", lambda: Image.new("F", (9, 9)).save("x.png", "TIFF"), X, 1, "pixels of mode F"),
     ("scale 5", None, "superres photo.png out.png --scale 5", 2, "'--scale': '5' is not one of '2', '3', '4'"),
     ("scale 1", None, "superres photo.png out.png --scale 1", 2, "'--scale': '1' is not one of '2', '3', '4'"),
@@ -153,13 +153,25 @@ MISTAKES = [
         "'--patches': has no effect with --configuration stages",
     ),
     ("output nowhere", None, "superres photo.png no/out.png", 1, "no does not exist"),
-    ("transparency as JPEG", see_through, X.replace("out.png", "out.jpg"), 1, "JPEG has no transparency.*write a .png"),
+    (
+        "transparency as JPEG",
+        see_through,
+        X.replace("out.png", "out.jpg"),
+        1,
+        "transparency, which JPEG does not support: write a .png",
+    ),
     ("too wide for WebP", wide, X.replace("out.png", "out.webp"), 1, "16,383 pixels.*16,384"),
     ("unknown device", None, "superres photo.png out.png --device tpu", 2, "tpu"),
     ("no folder to learn from", None, "superres-train gone --out new", 1, "gone: no such folder"),
     ("a file to learn from", None, "superres-train photo.png --out new", 1, "photo.png is not a folder of images"),
-    ("a folder without images", None, "superres-train models --out new", 1, "models holds no images"),
-    ("a damaged image to learn from", lambda: write("photos/d.png", b"no"), TRAIN, 1, "photos/d.png is not an image"),
+    ("a folder without images", None, "superres-train models --out new", 1, "models contains no images"),
+    (
+        "a damaged image to learn from",
+        lambda: write("photos/d.png", b"no"),
+        TRAIN,
+        1,
+        "photos/d.png is not a readable image",
+    ),
     ("images smaller than a patch", small_images, TRAIN, 1, "at least one image must be as large as a patch"),
     ("nothing but flat images", flat_images, TRAIN, 1, "flat"),
     ("a hidden layer of three modes", None, TRAIN.replace("3x3", "3x3x3"), 2, "3x3x3 has 3 axes, but 2 are required"),
@@ -218,7 +230,7 @@ def test_every_kind_of_image_is_enlarged_as_in_python(mvrbm, save, dtype):
     target = "out.tif" if dtype == np.uint16 else "out.png"
     code, out, err = mvrbm(f"superres x.png {target} --no-cleanup --model models/x2 --device cpu --json")
     assert code == 0, err
-    assert err in ("", "note: CMYK was turned into RGB\n")
+    assert err in ("", "note: CMYK was converted to RGB\n")
     small, large = read_picture("x.png").pixels, read_picture(target).pixels
     expected = SuperResolver.pretrained(folder="models/x2", device="cpu").upscale(small)
     np.testing.assert_array_equal(large, expected)
@@ -263,7 +275,7 @@ def test_self_ensemble_and_force(mvrbm):
 def test_sixteen_bits_that_a_jpeg_cannot_hold_are_noted(mvrbm):
     sixteen_bits()
     code, _, err = mvrbm("superres x.png out.jpg --model models/x2 --device cpu")
-    assert (code, err) == (0, "note: JPEG has 8 bits: the lower 8 of 16 are lost\n")
+    assert (code, err) == (0, "note: JPEG supports only 8 bits: the lower 8 of 16 bits are lost\n")
     assert read_picture("out.jpg").pixels.dtype == np.uint8
 
 

@@ -248,7 +248,7 @@ ONE_LAYER_ERRORS = [
     ("shape in a dataset", Items(bits(shape=(4, 3)), lambda item: item), {}, "mode 1 has 4 entries instead of 3"),
     ("values of reals", 3 * bits(), {}, "require values from 0 to 1, got 0 to 3"),
     ("infinite", np.full((5, 3, 4), np.inf), {}, "NaN or infinite"),
-    ("name", {"image": bits()}, {}, r"lacks layers \['visible'\], it has \['image'\]"),
+    ("name", {"image": bits()}, {}, r"lacks layers \['visible'\]: it contains \['image'\]"),
     (
         "mask of another shape",
         bits(),
@@ -258,7 +258,12 @@ ONE_LAYER_ERRORS = [
     ("mask without samples", bits(), {"mask": np.ones((3, 4), dtype=bool)}, r"must have the data's shape \(50, 3, 4\)"),
     ("mask of numbers", bits(), {"mask": np.ones((50, 3, 4))}, "masks must be boolean"),
     ("mask of a foreign layer", bits(), {"mask": {"label": np.ones((50, 3, 4), dtype=bool)}}, r"\['label'\]"),
-    ("mask with a dataset", Items(bits(), lambda i: i), {"mask": np.ones((50, 3, 4), dtype=bool)}, "as NaN instead"),
+    (
+        "mask with a dataset",
+        Items(bits(), lambda i: i),
+        {"mask": np.ones((50, 3, 4), dtype=bool)},
+        "use NaN for missing entries",
+    ),
 ]
 
 
@@ -272,7 +277,7 @@ def test_wrong_data_is_refused(_, data, how, message):
 
 
 TWO_LAYER_ERRORS = [
-    ("array alone", bits(), {}, r"visible layers \['image', 'label'\]: give data as a mapping"),
+    ("array alone", bits(), {}, r"visible layers \['image', 'label'\]: pass the data as a mapping"),
     ("lengths", {"image": bits(40), "label": LABELS}, {}, "same number of samples, got {'image': 40, 'label': 50}"),
     ("lacking layer", {"image": bits()}, {}, r"lacks layers \['label'\]"),
     ("not one-hot", {"image": bits(), "label": 0.5 * LABELS}, {}, "expects one-hot rows"),
@@ -314,6 +319,6 @@ def test_a_mapped_file_that_is_truncated_is_an_error_not_the_end_of_the_process(
     (tmp_path / "data").mkdir()
     np.save(tmp_path / "data" / "part.npy", np.zeros((5000, 2, 2), np.float32))
     trainer = Trainer(mvrbm((2, 2), (2, 2)), Recipe(batch_size=100), callbacks=[Truncate()])
-    with pytest.raises(ValueError, match=r"part.npy.* has been truncated: it has 5,000 bytes, and had 80,128"):
+    with pytest.raises(ValueError, match=r"part.npy.* has been truncated from 80,128 to 5,000 bytes"):
         trainer.fit(tmp_path / "data" if shards else tmp_path / "data" / "part.npy", 3, initialize=False)
     assert trainer.failed

@@ -181,7 +181,7 @@ def test_saved_and_loaded_it_is_the_same(stack, digits, tmp_path):
 def test_what_is_no_stack_is_refused(stack, digits, tmp_path):
     folder = tmp_path / "model"
     MVRBM((4, 4), n_epochs=1).fit(digits[:20]).save(folder)
-    with pytest.raises(StorageError, match="does not hold several machines"):
+    with pytest.raises(StorageError, match="does not contain a list of machines"):
         read_stack(folder)
     stack.save(folder)
     with pytest.raises(StorageError):

@@ -191,7 +191,7 @@ REFUSED = [
     ("only NaN", lambda: MVRBM().fit(IMAGES * np.nan), "no entry is known"),
     ("NaN for a classifier", lambda: MVRBMClassifier().fit(IMAGES * np.nan, np.arange(10) % 2), "X contains NaN"),
     ("a stream", lambda: MVRBM().fit(Stream()), "must be a map-style dataset.*got an IterableDataset"),
-    ("items of several shapes", lambda: MVRBM().fit(Ragged()), r"item 1 of the dataset has shape \(3, 2\), but item 0"),
+    ("items of several shapes", lambda: MVRBM().fit(Ragged()), r"dataset item 1 has shape \(3, 2\), but item 0"),
     ("no items", lambda: MVRBM().fit(TensorDataset(torch.zeros(0, 2, 2))), "the data is empty"),
     ("not one-hot", lambda: MVRBM(visible="categorical").fit(IMAGES), "layer 'visible' .*one-hot"),
     ("no samples", lambda: MVRBM().fit(IMAGES[:0]), "the data is empty"),

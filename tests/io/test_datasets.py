@@ -88,11 +88,11 @@ def test_the_error_for_a_missing_data_set_names_an_alternative():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: load("mnits"), "unknown data set 'mnits'"),
+        (lambda: load("mnits"), "unknown dataset 'mnits'"),
         (lambda: load("digits", split="half"), "split must be"),
-        (lambda: load("digits", split="test"), "no test part"),
-        (lambda: where("x"), "unknown data set"),
-        (lambda: fetch("x"), "unknown data set"),
+        (lambda: load("digits", split="test"), "no test split"),
+        (lambda: where("x"), "unknown dataset"),
+        (lambda: fetch("x"), "unknown dataset"),
     ],
 )
 def test_invalid_names_and_splits_raise(call, message):
@@ -179,9 +179,9 @@ def test_patches_are_gray_and_all_positions_are_equally_likely():
 @pytest.mark.parametrize(
     ("images", "size", "n", "message"),
     [
-        ([np.zeros((5, 5))], 6, 1, "no image is as large"),
-        ([np.zeros((5, 5))], 0, 1, "at least 1"),
-        ([np.zeros((5, 5, 4))], 2, 1, "an image is"),
+        ([np.zeros((5, 5))], 6, 1, "no image is large enough"),
+        ([np.zeros((5, 5))], 0, 1, "must be positive"),
+        ([np.zeros((5, 5, 4))], 2, 1, "images must have shape"),
     ],
 )
 def test_invalid_patches_raise(images, size, n, message):

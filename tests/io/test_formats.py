@@ -36,11 +36,11 @@ BAD_IDX = [
     ("unknown type", b"\x00\x00\x0a\x03" + GOOD[4:], "not an idx file"),
     ("no dimensions", b"\x00\x00\x08\x00", "0 dimensions"),
     ("too many dimensions", b"\x00\x00\x08\xff" + bytes(4 * 255), "255 dimensions"),
-    ("half a header", GOOD[:9], "within its header"),
+    ("half a header", GOOD[:9], "the header is incomplete"),
     ("no entries", b"\x00\x00\x08\x02" + bytes(8), "no entries"),
     ("truncated", GOOD[:-1], "truncated"),
     ("trailing bytes", GOOD + b"\x00", "after its last entry"),
-    ("claims 2^64 entries", b"\x00\x00\x08\x02" + b"\xff" * 8, "claims"),
+    ("claims 2^64 entries", b"\x00\x00\x08\x02" + b"\xff" * 8, "declares"),
     ("claims more than it holds", b"\x00\x00\x08\x02" + b"\x00\x00\xff\xff" * 2 + b"abc", "truncated"),
     ("gzip: truncated stream", gzip.compress(GOOD)[:-9], "truncated"),
     ("gzip: truncated array", gzip.compress(GOOD[:-1]), "truncated"),
@@ -69,5 +69,5 @@ def test_a_missing_idx_file_raises(tmp_path):
 def test_a_gzip_bomb_raises_before_it_is_unpacked(tmp_path):
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"\x00\x00\x08\x01\x04\x00\x00\x00" + bytes(2**22)))
-    with pytest.raises(InputError, match="claims 67,108,864 bytes"):
+    with pytest.raises(InputError, match="declares 67,108,864 bytes"):
         read_idx(path, largest=2**20)

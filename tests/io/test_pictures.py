@@ -127,7 +127,7 @@ def test_other_modes_are_converted_to_gray_or_color(place, save, shape, pixel, o
     assert found.pixels.dtype == np.uint8
     if pixel is not None:
         assert np.abs(found.pixels[3, 2].astype(int) - pixel).max() <= off
-    assert (found.notes == ("CMYK was turned into RGB",)) == ("CMYK" in str(save.__qualname__).upper())
+    assert (found.notes == ("CMYK was converted to RGB",)) == ("CMYK" in str(save.__qualname__).upper())
 
 
 def test_the_first_picture_of_a_jpeg_with_several_is_read():
@@ -183,7 +183,7 @@ def of_mode(mode, kind):
 
 # Problem, contents of the file, pattern of the error message.
 UNREADABLE = [
-    ("text", b"once upon a time", "x.png is not an image that can be read"),
+    ("text", b"once upon a time", "x.png is not a readable image"),
     ("nothing", b"", "x.png is empty"),
     ("a truncated PNG", SMALL[:3000], "x.png is damaged: .*truncated"),
     ("a truncated JPEG", JPEG.getvalue()[:1500], "x.png is damaged: .*truncated"),
@@ -192,12 +192,12 @@ UNREADABLE = [
     ("an animated PNG", animation("PNG"), "x.png has 3 frames or pages: split it"),
     ("an animated WebP", animation("WEBP"), "x.png has 3 frames or pages: split it"),
     ("a TIFF of three pages", animation("TIFF"), "x.png has 3 frames or pages: split it"),
-    ("a bomb", png(GRAY, 0, 8, size=(60_000, 60_000)), "x.png claims .* a decompression bomb?"),
+    ("a bomb", png(GRAY, 0, 8, size=(60_000, 60_000)), "x.png declares .* is it a decompression bomb?"),
     ("a small bomb", png(GRAY, 0, 8, size=(9_000, 9_000)), "has 9000x9000 pixels: 1 to 67,108,864 are supported"),
-    ("no columns", png(GRAY, 0, 8, size=(0, 5)), "x.png is not an image"),
-    ("no rows", b"P5 5 0 255\n", "x.png is not an image"),
-    ("floats", of_mode("F", "TIFF"), "x.png has pixels of mode F: gray or color with 8 or 16 bits is required"),
-    ("32 bits", of_mode("I", "TIFF"), "x.png has values from 70000 to 70000: gray with 8 or 16 bits is required"),
+    ("no columns", png(GRAY, 0, 8, size=(0, 5)), "x.png is not a readable image"),
+    ("no rows", b"P5 5 0 255\n", "x.png is not a readable image"),
+    ("floats", of_mode("F", "TIFF"), "x.png has pixels of mode F: 8-bit or 16-bit grayscale or color is required"),
+    ("32 bits", of_mode("I", "TIFF"), "x.png has values from 70000 to 70000: 8-bit or 16-bit grayscale is required"),
 ]
 
 
@@ -212,7 +212,7 @@ def test_unreadable_files_raise_an_error_of_one_line(content, says):
 def test_missing_files_and_folders_raise(place):
     with pytest.raises(InputError, match=r"gone\.png: no such file"):
         read_picture("gone.png")
-    with pytest.raises(InputError, match="is a folder: name a regular file"):
+    with pytest.raises(InputError, match="is a folder: specify a regular file"):
         read_picture(place)
 
 
@@ -287,7 +287,7 @@ def test_scikit_image_reads_our_16_bit_png():
 def test_a_png_in_color_has_8_bits_and_a_note_says_so(channels):
     picture = Picture(DEEP[channels])
     assert check_format("x.png", picture) == (
-        "PNG in color is written with 8 bits: the lower 8 of 16 are lost (write a .tif)",
+        "color PNG is written with 8 bits: the lower 8 of 16 bits are lost (write a .tif)",
     )
     write_picture("x.png", picture)
     found = read_picture("x.png").pixels
@@ -324,7 +324,7 @@ def test_exif_and_profile_are_kept(suffix, deep):
 def test_16_bits_are_rounded_to_8_if_the_format_has_no_more(suffix):
     ramp = np.repeat(np.linspace(0, 65535, 64).astype(np.uint16)[None], 64, 0)
     lost = check_format(f"x{suffix}", Picture(ramp))
-    assert any("lower 8 of 16 are lost" in line for line in lost)
+    assert any("lower 8 of 16 bits are lost" in line for line in lost)
     write_picture(f"x{suffix}", Picture(ramp))
     found = read_picture(f"x{suffix}").pixels
     gray = found if found.ndim == 2 else found[..., 1]
@@ -332,7 +332,8 @@ def test_16_bits_are_rounded_to_8_if_the_format_has_no_more(suffix):
 
 
 def test_transparency_raises_for_formats_without_it():
-    with pytest.raises(InputError, match=r"x\.jpg: JPEG has no transparency, but the picture has: write a \.png"):
+    message = r"x\.jpg: the image has transparency, which JPEG does not support: write a \.png"
+    with pytest.raises(InputError, match=message):
         write_picture("x.jpg", Picture(RGBA))
     opaque = np.dstack([RGB, np.full((5, 7), 255, np.uint8)])
     write_picture("x.bmp", Picture(opaque))
@@ -350,7 +351,7 @@ def test_pictures_too_large_for_a_format_raise(suffix, side, most):
 
 def test_a_note_says_that_bmp_loses_metadata():
     assert check_format("x.bmp", Picture(RGB, profile=PROFILE)) == (
-        "BMP holds no EXIF and no ICC profile: they are lost",
+        "BMP does not support EXIF metadata and ICC profiles: they are lost",
     )
 
 

@@ -56,7 +56,7 @@ READERS = {
 def test_data_files_that_are_not_regular_files_raise(tmp_path, reader, kind):
     path = tmp_path / "file.npy"
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
-    with pytest.raises(InputError, match="is a pipe, a socket or a device: name a regular file"):
+    with pytest.raises(InputError, match="is a pipe, a socket or a device: specify a regular file"):
         READERS[reader](path)
 
 
@@ -65,7 +65,7 @@ def test_data_files_that_are_not_regular_files_raise(tmp_path, reader, kind):
 def test_model_files_that_are_not_regular_files_raise(model, file, kind):
     (model / file).unlink()
     os.mkfifo(model / file) if kind == "pipe" else (model / file).symlink_to("/dev/zero")
-    with pytest.raises(StorageError, match="name a regular file"):
+    with pytest.raises(StorageError, match="specify a regular file"):
         mvrbm.load(model, "cpu")
 
 
@@ -73,11 +73,11 @@ def test_null_characters_in_names_raise_documented_errors(tmp_path):
     for read in (arrays.read_array, arrays.read_samples, pictures.read_picture, shards.Shards, check_regular_file):
         with pytest.raises(InputError):
             read("a\0b")
-    with pytest.raises(InputError, match="is not the name of a file"):
+    with pytest.raises(InputError, match="is not a valid file name"):
         arrays.read_labels("a\0b.txt")
     with pytest.raises(StorageError):
         mvrbm.load("a\0b", "cpu")
-    with pytest.raises(StorageError, match="is not the name of a folder"):
+    with pytest.raises(StorageError, match="is not a valid folder name"):
         mvrbm.save(mvrbm.models.rbm(2, 2), tmp_path / "a\0b")
 
 
@@ -96,7 +96,7 @@ def test_no_program_is_started_for_a_picture(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "a.png").write_bytes(EPS)
-    with pytest.raises(InputError, match="not an image"):
+    with pytest.raises(InputError, match="not a readable image"):
         pictures.read_picture(tmp_path / "a.png")
     assert not (tmp_path / "started").exists()
 
@@ -107,7 +107,7 @@ def test_a_small_picture_that_claims_many_pixels_raises_before_they_are_allocate
     content = bytearray(buffer.getvalue())
     content[18:26] = (8000).to_bytes(4, "little") * 2
     (tmp_path / "a.bmp").write_bytes(content)
-    with pytest.raises(InputError, match="claims 8000x8000 pixels in"):
+    with pytest.raises(InputError, match="declares 8000x8000 pixels, but"):
         pictures.read_picture(tmp_path / "a.bmp")
 
 
@@ -117,11 +117,11 @@ def test_a_budget_adds_up_allocations(tmp_path):
     budget = Budget(path)
     assert budget.n_bytes == ALLOWANCE + 400
     budget.spend(ALLOWANCE, "the first part")
-    with pytest.raises(InputError, match="the second part takes 401 bytes, beyond the limit of 64 MiB"):
+    with pytest.raises(InputError, match="the second part takes 401 bytes, which exceeds the limit of 64 MiB"):
         budget.spend(401, "the second part")
     budget = Budget(path)
     budget.seconds = -1.0
-    with pytest.raises(InputError, match="not plausible"):
+    with pytest.raises(InputError, match="which is implausible"):
         budget.spend(0, "nothing")
 
 
@@ -149,7 +149,7 @@ def test_the_sizes_of_all_machines_of_a_stack_add_up(tmp_path):
 
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes() + bytes(200_000))  # enough for one of them
-    with pytest.raises(StorageError, match=r"describes 40,000 numbers, 320,000 bytes"):
+    with pytest.raises(StorageError, match=r"describes 40,000 parameters \(320,000 bytes\)"):
         mvrbm.load(changed(folder, repeat), "cpu")
 
 
@@ -220,5 +220,5 @@ def test_a_port_in_use_raises_an_error_that_names_it(monkeypatch):
         settings = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for name, value in settings.items():
             monkeypatch.setenv(name, str(value))
-        with pytest.raises(DistributedError, match=f"cannot meet at 127.0.0.1:{port}: .*in use"):
+        with pytest.raises(DistributedError, match=f"cannot connect at 127.0.0.1:{port}: .*in use"):
             distributed._join()

@@ -1,9 +1,9 @@
-/* Updates of machines of matrices on the CPU, steps of gradient descent, and uniform random numbers.
+/* Training updates for matrix-variate machines on the CPU, gradient descent steps, and uniform random numbers.
  *
- * The visible layers are matrices X with couplings U X V', and layers with dense couplings next to them. native_job.py
- * lays out the arrays, and native.py describes when this code is used. It is plain C with vector types, which GCC and
- * Clang provide for every processor. On x86 the kernels are compiled for three kinds of processor, and the best kind
- * that the machine supports is chosen at run time.
+ * The visible layers are matrices X with couplings U X V', optionally combined with layers that have dense couplings.
+ * native_job.py defines the array layout, and native.py documents when this code is used. The code is plain C with the
+ * vector types that GCC and Clang provide for every processor. On x86, the kernels are compiled for three instruction
+ * sets, and the best supported one is selected at run time.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -23,32 +23,33 @@
 /* Version of the interface to Python. Increment it together with _NATIVE_INTERFACE in __init__.py. */
 #define INTERFACE 8
 #define INLINE static inline __attribute__((always_inline))
-/* Rows are padded to a multiple of this many floats: a cache line, and a whole number of vectors of every kind. */
+/* Rows are padded to a multiple of this many floats, which is one cache line and a multiple of every vector width. */
 #define PAD 16
 #define PADDED(n) (((n) + PAD - 1) / PAD * PAD)
-/* Number of rounds of Philox. */
+/* Number of Philox rounds. */
 #define ROUNDS 10
-/* First element of a part when n elements are divided into equal parts. */
+/* Index of the first element in a part when n elements are divided into equal parts. */
 #define PART(n, number, parts) ((int)((long)(n) * (number) / (parts)))
 
 enum { BERNOULLI, GAUSSIAN, CATEGORICAL };
 
-/* One visible layer (I, J), next to a hidden layer (K, L). Layer in native_job.py has the same fields in the same order.
- * A layer with a dense coupling is one row, I = 1. It has no U, and V are its weights, (K, L, J). Jp and Lp are padded
- * numbers of columns, and fields ending in _at are positions in a buffer, in floats. */
+/* A visible layer of shape (I, J), coupled to a hidden layer of shape (K, L). Layer in native_job.py has the same fields
+ * in the same order. A layer with a dense coupling has a single row (I = 1) and no U, and V contains its weights, of
+ * shape (K, L, J). Jp and Lp are the padded numbers of columns. Fields ending in _at are offsets into a buffer, in
+ * floats. */
 typedef struct {
     int32_t I, J, rank, kind;
-    int32_t categories;          /* number of categories; a row has J / categories sites. 1 for other kinds of units */
-    int32_t lines, columns;      /* shape of the random numbers that draw a sample: see random/philox.py */
+    int32_t categories;          /* number of categories (a row has J / categories sites), or 1 for other units */
+    int32_t lines, columns;      /* layout of the random numbers used to draw a sample; see random/philox.py */
     const float *U;              /* (rank, K, I), or NULL */
     const float *V;              /* (rank, L, J) */
     const float *B;              /* (I, J) */
     float *data;                 /* (n_data, I, J) */
-    const uint8_t *known;        /* like data: nonzero for known entries. NULL if all entries are known */
+    const uint8_t *known;        /* shape of data: nonzero for known entries. NULL if all entries are known */
     const float *scale, *shift;  /* (I, J) each: states are data * scale - shift. NULL if states equal the data */
     int64_t states_at;           /* in the states of a sample: (I, Jp) */
     int64_t products_at;         /* in the products of a sample: (rank, K, Jp) */
-    int64_t v_at;                /* in `packed`: V as (rank, L, Jp). Not used by dense layers */
+    int64_t v_at;                /* in `packed`: V, (rank, L, Jp). Unused for dense layers */
     int64_t vt_at;               /* in `packed`: V transposed, (rank, J, Lp), or (J, K, Lp) for dense layers */
     int64_t b_at;                /* in `packed`: (I, Jp) */
     int64_t to_u_at;             /* in a gradient: (rank, K, I) */
@@ -59,23 +60,23 @@ typedef struct {
     float *to_S;                 /* (I, J): sum of w t (f - t), see flat_variances.py. NULL if variances are fixed */
 } Layer;
 
-/* Computes the gradient of an update or, with `filling`, draws the unknown entries of the data. Job in native_job.py has
- * the same fields in the same order. Samples are divided into chunks, each with a separate gradient. A chunk keeps the
- * states of a group of samples, and adds their gradients of U together. */
+/* Arguments for computing the gradient in an update or, if `filling` is set, for drawing the unknown entries in the data.
+ * Job in native_job.py has the same fields in the same order. Samples are divided into chunks, each with a separate
+ * gradient. A chunk stores the states of a group of samples and accumulates their gradients for U together. */
 typedef struct {
     int32_t filling, K, L;
     int32_t gaussian;            /* whether the hidden layer is Gaussian */
     int32_t n_layers, n_data, n_chains, steps, chunks, group, threads;
-    int32_t lines, columns;      /* shape of the random numbers that draw a hidden layer */
-    uint32_t first_row, update, first_draw; /* random numbers of the first sample in the first draw */
+    int32_t lines, columns;      /* layout of the random numbers used to draw the hidden layer */
+    uint32_t first_row, update, first_draw; /* counters for the first sample in the first draw */
     uint64_t key;
     float data_weight, chain_weight;
     const Layer *layers;
     const float *C;              /* (K, L) */
     float *chains;               /* persistent chains, (n_chains, states), or NULL if chains start at the data */
-    /* Normal numbers of each draw of a Gaussian layer, or NULL for other layers, whose uniform numbers the C code
-     * computes itself. Each step draws the hidden layer and then the visible layers. When filling, there is a first step
-     * that draws the visible layers alone. */
+    /* Normal random numbers for each draw of a Gaussian layer, or NULL for draws of other layers, for which the C code
+     * computes uniform random numbers. Each step draws the hidden layer and then the visible layers. When filling, an
+     * additional first step draws only the visible layers. */
     const float *const *normal;
     float *packed;               /* parameters in padded rows. The caller initializes it with zeros */
     float *gradients;            /* (chunks, gradient_size) */
@@ -88,19 +89,19 @@ typedef struct {
     int64_t gradient_size, scratch_size;
 } Job;
 
-/* Memory of one thread. */
+/* Scratch memory for one thread. */
 typedef struct {
-    float *states, *kept;                                  /* of a group of samples */
-    float *products, *field, *hidden, *half, *spare;       /* of one sample */
+    float *states, *kept;                                  /* for a group of samples */
+    float *products, *field, *hidden, *half, *spare;       /* for one sample */
 } Scratch;
 
-/* Neighboring parameters that share a learning rate and a weight decay. */
+/* A range of consecutive parameters that share a learning rate and a weight decay. */
 typedef struct {
     int64_t end;
     float rate, decay;
 } Segment;
 
-/* A step of gradient descent; see updates/step.py. */
+/* A gradient descent step; see updates/step.py. */
 typedef struct {
     float *params, *momenta, *gradient;
     const Segment *segments;
@@ -112,7 +113,7 @@ typedef struct {
 
 INLINE void clear(float *into, int64_t count) { memset(into, 0, sizeof(float) * count); }
 
-INLINE uint32_t is_broken(const float *x) /* tests integers: compilers vectorize that, but not a sum of floats */
+INLINE uint32_t is_broken(const float *x) /* compares integers, because compilers do not vectorize float sums */
 {
     uint32_t bits;
     memcpy(&bits, x, sizeof bits);
@@ -127,7 +128,7 @@ typedef int32_t Places __attribute__((vector_size(16)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Places){__VA_ARGS__})
 #endif
 
-/* Write the transpose of four rows of four numbers to `out`. */
+/* Transpose a 4 x 4 matrix, given by its rows, into `out`. */
 INLINE void transpose(const float *a, const float *b, const float *c, const float *d, float *out)
 {
     Four rows[4], columns[4];
@@ -144,7 +145,7 @@ INLINE void transpose(const float *a, const float *b, const float *c, const floa
     memcpy(out, columns, sizeof columns);
 }
 
-/* Uniform numbers of an array (rows, lines, columns); see random/philox.py. */
+/* An array of uniform random numbers, of shape (rows, lines, columns); see random/philox.py. */
 typedef struct {
     float *out;
     int64_t lines, columns;
@@ -152,7 +153,7 @@ typedef struct {
     uint32_t first_row, step, draw;
 } Uniform;
 
-/* -- kernels, compiled for each kind of processor -------------------------------------------------------------- */
+/* -- kernels, compiled once per instruction set -------------------------------------------------------------- */
 
 #if defined(__x86_64__) && defined(__clang__)
 #define FOR_AVX512 _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512vl,avx512dq,fma\"))), apply_to = function)")
@@ -196,19 +197,19 @@ FOR_AVX512
 FOR_END
 #endif
 
-/* Computes one part of some work that is divided into parts. */
+/* Function that computes one part of the work. */
 typedef void (*Part)(const void *work, int part);
 
-/* The kernels for one kind of processor. */
+/* Kernels for one instruction set. */
 typedef struct {
     const char *name;
     void (*chunk)(const Job *, const Scratch *, int);
     Part check, step;
     void (*uniform)(const Uniform *, int64_t first, int64_t last);
-    int supported; /* whether this machine has such a processor */
+    int supported; /* whether this machine supports the instruction set */
 } Processor;
 #define PROCESSOR(x, supported) {#x, chunk_##x, check_##x, step_##x, uniform_##x, supported}
-/* Kinds of processors, the best last. */
+/* Instruction sets, ordered from slowest to fastest. */
 static Processor processors[] = {
     PROCESSOR(any, 1),
 #ifdef FOR_END
@@ -219,7 +220,7 @@ static Processor processors[] = {
 #define PROCESSORS ((int)(sizeof processors / sizeof *processors))
 static const Processor *processor = processors;
 
-/* Choose the best kind of processor that this machine supports. */
+/* Select the best instruction set that this machine supports. */
 static void choose_processor(void)
 {
 #ifdef FOR_END
@@ -234,22 +235,22 @@ static void choose_processor(void)
 
 /* -- threads ----------------------------------------------------------------------------------------------------
  *
- * Threads take chunks of a job on demand, so that no chunk waits for a thread that has not woken up yet. On a machine
- * that other programs use too, this is faster than a fixed division by OpenMP. */
+ * Threads fetch chunks on demand, so that no chunk waits for a thread that has not woken up yet. On a machine shared with
+ * other programs, this is faster than OpenMP's static scheduling. */
 
 static struct {
     pthread_mutex_t lock;
-    pthread_mutex_t owner; /* held by the caller whose job is running. Other callers work alone meanwhile */
+    pthread_mutex_t owner; /* locked by the caller whose job is running; other callers use a single thread meanwhile */
     pthread_cond_t begin, end;
-    const Job *job;        /* NULL while there is none */
-    atomic_int next;       /* number of the next chunk */
+    const Job *job;        /* current job, or NULL if idle */
+    atomic_int next;       /* index of the next chunk */
     int workers, active;
     unsigned generation;
     pid_t process;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .owner = PTHREAD_MUTEX_INITIALIZER,
           .begin = PTHREAD_COND_INITIALIZER, .end = PTHREAD_COND_INITIALIZER};
 
-/* Take chunks until none is left, in the scratch memory of thread number `place`. */
+/* Process chunks until none remain, using the scratch memory of thread `place`. */
 static void work(const Job *job, atomic_int *next, int place)
 {
     const int area = PADDED(job->L) * job->K;
@@ -264,7 +265,7 @@ static void work(const Job *job, atomic_int *next, int place)
     for (int number; (number = atomic_fetch_add(next, 1)) < job->chunks;) processor->chunk(job, &own, number);
 }
 
-/* The main function of a thread of the pool. */
+/* Main function of a thread in the pool. */
 static void *worker(void *number)
 {
     const int place = (int)(intptr_t)number;
@@ -284,7 +285,7 @@ static void *worker(void *number)
     return NULL;
 }
 
-/* Start threads until the pool has as many as wanted. A forked process inherits no threads from its parent. */
+/* Start threads until the pool has `wanted` threads. A forked process does not inherit its parent's threads. */
 static void grow_pool(int wanted)
 {
     if (pool.process != getpid()) {
@@ -295,7 +296,7 @@ static void grow_pool(int wanted)
         pthread_cond_init(&pool.begin, NULL);
         pthread_cond_init(&pool.end, NULL);
     }
-    sigset_t all, former; /* Python handles signals in its own threads */
+    sigset_t all, former; /* block all signals in the new threads, because Python's threads handle them */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &former);
     for (; pool.workers < wanted; pool.workers++) {
@@ -306,7 +307,7 @@ static void grow_pool(int wanted)
     pthread_sigmask(SIG_SETMASK, &former, NULL);
 }
 
-/* Do all chunks of a job by this thread and others of the pool. */
+/* Process all chunks of a job with this thread and threads from the pool. */
 static void share(const Job *job)
 {
     if (job->threads < 2 || job->chunks < 2 || pthread_mutex_trylock(&pool.owner)) {
@@ -323,18 +324,18 @@ static void share(const Job *job)
     pthread_mutex_unlock(&pool.lock);
     work(job, &pool.next, 0);
     pthread_mutex_lock(&pool.lock);
-    pool.job = NULL; /* threads that wake up from now on go back to sleep */
+    pool.job = NULL; /* threads that wake up after this point go back to sleep */
     while (pool.active) pthread_cond_wait(&pool.end, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
     pthread_mutex_unlock(&pool.owner);
 }
 
-/* The process in which the threads of OpenMP exist. */
+/* ID of the process that owns the OpenMP threads. */
 static pid_t first_process;
 
-/* Compute parts of the work by the threads of OpenMP, which PyTorch uses too. After a matrix product they poll for work
- * for a while and begin at once, whereas other threads would have to wait for a processor. A forked process computes all
- * parts in one thread: it would wait forever for the threads of its parent. */
+/* Compute all parts with OpenMP threads, which PyTorch uses as well. After a matrix product, these threads poll for work
+ * for a while and start immediately, whereas other threads would have to wait for a core. A forked process computes all
+ * parts in one thread, because it would wait forever for its parent's threads. */
 static void in_parts(Part compute, const void *work, int parts)
 {
     const int with_threads = parts > 1 && getpid() == first_process;
@@ -342,16 +343,16 @@ static void in_parts(Part compute, const void *work, int parts)
     for (int part = 0; part < parts; part++) compute(work, part);
 }
 
-/* -- an update ------------------------------------------------------------------------------------------------ */
+/* -- updates ------------------------------------------------------------------------------------------------ */
 
-/* Copy rows into padded rows. The padding keeps its initial zeros. */
+/* Copy rows to padded rows. The padding keeps its initial zeros. */
 static void pad_rows(float *into, const float *from, int64_t rows, int columns)
 {
     for (int64_t r = 0; r < rows; r++)
         memcpy(into + r * PADDED(columns), from + r * columns, sizeof(float) * columns);
 }
 
-/* Copy all parameters into padded rows. */
+/* Copy all parameters to padded rows. */
 static void pack(const Job *job)
 {
     const int L = job->L, Lp = PADDED(L);
@@ -374,14 +375,14 @@ static void pack(const Job *job)
     }
 }
 
-/* Add rows of a given width, which may include padding, to a result. */
+/* Add rows of a given width, including any padding, to a result without padding. */
 static void add_rows(float *into, const float *from, int64_t rows, int columns, int width)
 {
     for (int64_t r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) into[r * columns + c] += from[r * width + c];
 }
 
-/* Add the gradients of all chunks, always in the same order, so that the result does not depend on the threads. */
+/* Sum the gradients of all chunks in a fixed order, so that the result does not depend on the number of threads. */
 static void add_chunks(const Job *job)
 {
     const int K = job->K, L = job->L;
@@ -427,7 +428,7 @@ static void contrast(const Job *job)
     if (!job->filling) add_chunks(job);
 }
 
-/* -- Python functions, which take the addresses of arrays --------------------------------------------------------- */
+/* -- Python functions, which take array addresses as arguments --------------------------------------------------------- */
 
 #define FLOATS(address) ((float *)(uintptr_t)(address))
 
@@ -441,7 +442,7 @@ static PyObject *py_contrast(PyObject *module, PyObject *address)
     Py_RETURN_NONE;
 }
 
-/* Number of parameters below which a step by one thread is faster than by several. */
+/* Number of parameters below which one thread is faster than several. */
 #define WORTH_THREADS 32768
 
 static PyObject *py_step(PyObject *module, PyObject *args)
@@ -518,20 +519,22 @@ static PyObject *py_workers(PyObject *module, PyObject *unused)
 }
 
 static PyMethodDef methods[] = {
-    {"workers", py_workers, METH_NOARGS, "Return the number of threads in the pool of this process."},
+    {"workers", py_workers, METH_NOARGS, "Return the number of threads in this process's pool."},
     {"processors", py_processors, METH_NOARGS,
-     "Return the kinds of processors that this code was compiled for and that this machine supports, the best last."},
-    {"use", py_use, METH_O, "Use the code for one kind of processor instead of the best kind, for tests."},
+     "Return the instruction sets that this code was compiled for and that this machine supports, from slowest to "
+     "fastest."},
+    {"use", py_use, METH_O, "Use the code for a given instruction set instead of the best one. For tests."},
     {"contrast", py_contrast, METH_O,
-     "Compute the gradient of an update, or draw missing entries. The argument is the address of a Job."},
+     "Compute the gradient for an update, or draw missing entries. The argument is the address of a Job."},
     {"step", py_step, METH_VARARGS,
-     "Make a step. The arguments are the addresses of parameters, momenta and gradient; a tuple of segments, each a number "
-     "of neighboring parameters with their learning rate and weight decay; the momentum; and the number of threads. The "
-     "gradient is overwritten by the former parameters. Returns 0 on success, 1 if the gradient is not finite, in which "
-     "case nothing changes, and 2 if the new parameters are not finite."},
+     "Perform a gradient descent step. The arguments are the addresses of the parameters, the momenta and the gradient, a "
+     "tuple of segments, the momentum, and the number of threads. Each segment is a tuple of the number of consecutive "
+     "parameters, their learning rate and their weight decay. The gradient is overwritten with the previous parameters. "
+     "Return 0 on success, 1 if the gradient is not finite (nothing is changed), or 2 if the new parameters are not "
+     "finite."},
     {"uniform", py_uniform, METH_VARARGS,
-     "Fill an array with uniform random numbers. The arguments are its address; numbers of rows, lines and columns; key, "
-     "first row, step and draw."},
+     "Fill an array with uniform random numbers. The arguments are the address of the array, the number of rows, lines "
+     "and columns, the key, the first row, the step, and the draw."},
     {NULL, NULL, 0, NULL},
 };
 

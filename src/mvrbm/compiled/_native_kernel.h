@@ -1,11 +1,11 @@
-/* Kernels for one kind of processor. _native.c includes this file once per kind, and defines
- *   NAME(x)  the name of a function for this kind,
+/* Kernels for one instruction set. _native.c includes this file once per instruction set, and defines
+ *   NAME(x)  the name of a function for this instruction set,
  *   LANES    the number of floats in a vector register,
- *   ROWS     the number of rows of a product in registers at a time, each in two vectors,
- *   GK, GI   the number of rows and columns of a block of the gradient of U in registers at a time.
+ *   ROWS     the number of rows of a product kept in registers (two vectors per row),
+ *   GK, GI   the number of rows and columns in a register block for the gradient with respect to U.
  *
- * Every sample is one matrix whose rows are padded to a multiple of PAD, and all arrays of one sample stay in the
- * first-level cache. The padding of V is zero, so the padding of states, which holds finite draws, has no effect.
+ * Each sample is a matrix whose rows are padded to a multiple of PAD. All arrays for one sample stay in the L1 cache. The
+ * padding of states contains finite values, which have no effect because the padding of V is zero.
  */
 
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES)));
@@ -20,7 +20,8 @@ INLINE vec NAME(pick)(ivec where, vec a, vec b) { return (vec)(((ivec)a & where)
 
 /* -- products ------------------------------------------------------------------------------------------------ */
 
-/* A tile of a product, (rows, wide * LANES), in registers. It is inlined, so that constant arguments stay constant. */
+/* Compute a tile of a product, of shape (rows, wide * LANES), in registers. Inlined so that constant arguments are known
+ * at compile time. */
 INLINE void NAME(tile)(int rows, int wide, int inner, const float *a, long down, long across,
                        const float *b, long b_row, float *out, long out_row, int add)
 {
@@ -45,12 +46,12 @@ INLINE void NAME(tile)(int rows, int wide, int inner, const float *a, long down,
         for (int w = 0; w < wide; w++) NAME(store)(out + r * out_row + w * LANES, sum[r][w]);
 }
 
-/* Some columns of a product, `wide` vectors per row. */
+/* Compute `wide` vectors of columns of a product. */
 INLINE void NAME(column)(int wide, int rows, int inner, const float *a, long down, long across,
                          const float *b, long b_row, float *out, long out_row, int add)
 {
     int blocks = (rows + ROWS - 1) / ROWS;
-    for (int first = 0; blocks; blocks--) { /* blocks of nearly equal heights: a block of one row would be slow */
+    for (int first = 0; blocks; blocks--) { /* blocks of nearly equal height, because a block with one row would be slow */
         int height = (rows - first) / blocks;
         const float *left = a + first * down;
         float *into = out + first * out_row;
@@ -69,7 +70,8 @@ INLINE void NAME(column)(int wide, int rows, int inner, const float *a, long dow
     }
 }
 
-/* out (rows, width) = or += a b, with a[r][c] at a[r * down + c * across] and b (inner, width); width a multiple of PAD. */
+/* Compute out = a b or out += a b, where out has shape (rows, width), a[r][c] is at a[r * down + c * across], and b has
+ * shape (inner, width). The width must be a multiple of PAD. */
 static void NAME(product)(int rows, int inner, int width, const float *a, long down, long across,
                           const float *b, float *out, int add)
 {
@@ -79,7 +81,7 @@ static void NAME(product)(int rows, int inner, int width, const float *a, long d
     if (at < width) NAME(column)(1, rows, inner, a, down, across, b + at, width, out + at, width, add);
 }
 
-/* A block of the sum over samples of G X', (high, wide), in registers. */
+/* Compute a block, of shape (high, wide), of the sum of G X' over samples, in registers. */
 INLINE void NAME(block)(int high, int wide, int count, int vectors, const float *g, long g_row, long g_sample,
                         const float *x, long x_row, long x_sample, float *out, long out_row)
 {
@@ -110,7 +112,8 @@ INLINE void NAME(block)(int high, int wide, int count, int vectors, const float 
         }
 }
 
-/* out (K, I) += the sum over samples of G X', G (count, K, width) and X (count, I, width). */
+/* Add the sum of G X' over samples to out, of shape (K, I). G has shape (count, K, width), and X has shape
+ * (count, I, width). */
 static void NAME(outer)(int K, int I, int count, int width, const float *g, long g_sample,
                         const float *x, long x_sample, float *out)
 {
@@ -131,8 +134,8 @@ static void NAME(outer)(int K, int I, int count, int width, const float *g, long
 
 /* -- units --------------------------------------------------------------------------------------------------- */
 
-/* exp(-x) by a power of two and a polynomial, as in the Cephes library, with an error of at most two units in the last
- * place. The result for NaN does not matter: the products for the gradients are NaN then. */
+/* Compute exp(-x) from a power of two and a polynomial, as in the Cephes library, with an error of at most 2 ulp. The
+ * result for NaN does not matter, because the gradients are NaN in that case. */
 INLINE vec NAME(exp_minus)(vec x)
 {
     const vec least = NAME(all)(-87.0f), most = NAME(all)(88.0f), rounder = NAME(all)(12582912.0f);
@@ -147,10 +150,11 @@ INLINE vec NAME(exp_minus)(vec x)
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    return (vec)((ivec)p + ((ivec)shifted << 23)); /* the last bits of `shifted` are the power of two */
+    return (vec)((ivec)p + ((ivec)shifted << 23)); /* the low bits of `shifted` contain the power of two */
 }
 
-/* Write the random numbers of one sample for a draw to `spare`, which has room to read whole vectors past their end. */
+/* Write the random numbers used to draw a layer of one sample to `spare`, which has space for reading whole vectors past
+ * their end. */
 INLINE const float *NAME(numbers_of)(const Job *job, int draw, int sample, int lines, int columns, float *spare)
 {
     const float *normal = job->normal[draw];
@@ -158,20 +162,20 @@ INLINE const float *NAME(numbers_of)(const Job *job, int draw, int sample, int l
         memcpy(spare, normal + (long)sample * lines * columns, sizeof(float) * lines * columns);
         return spare;
     }
-    /* When filling, the first step draws no hidden layer, and its number is not counted. */
+    /* When filling, the first step does not draw the hidden layer, and that draw is not counted. */
     const Uniform row = {spare, lines, columns, job->key, job->first_row + sample, job->update,
                          job->first_draw + draw - (job->filling ? 1 : 0)};
     NAME(uniform)(&row, 0, 1);
     return spare;
 }
 
-/* Draw one of several categories from their fields and a random number, and overwrite the fields by zeros and a one. */
+/* Sample a category from the fields and a random number, and overwrite the fields with the one-hot result. */
 INLINE void NAME(draw_category)(int categories, float *field, float number)
 {
     float most = field[0], total = 0, sum = 0;
     int chosen = 0;
     for (int c = 1; c < categories; c++) most = field[c] > most ? field[c] : most;
-    for (int at = 0; at < categories; at += LANES) { /* read no further than the last category */
+    for (int at = 0; at < categories; at += LANES) { /* do not read past the last category */
         const size_t bytes = sizeof(float) * (categories - at < LANES ? categories - at : LANES);
         vec own = {};
         memcpy(&own, field + at, bytes);
@@ -184,22 +188,23 @@ INLINE void NAME(draw_category)(int categories, float *field, float number)
     field[chosen] = 1;
 }
 
-/* Draw a layer (rows, columns) from fields (rows, width). `into` has the shape of `field`, and may be `field`. */
+/* Sample a layer of shape (rows, columns) from fields of shape (rows, width). `into` has the shape of `field`, and may
+ * alias it. */
 static void NAME(draw)(int gaussian, int rows, int columns, int width, const float *field, const float *numbers, float *into)
 {
     const vec one = NAME(all)(1.0f);
     for (int r = 0; r < rows; r++)
         for (int at = 0; at < width; at += LANES) {
             vec f = NAME(load)(field + r * width + at), u = NAME(load)(numbers + r * columns + at);
-            /* u < sigmoid(f) without a division */
+            /* u < sigmoid(f), computed without a division */
             vec drawn = gaussian ? f + u : (vec)((u * (1.0f + NAME(exp_minus)(f)) < one) & (ivec)one);
             NAME(store)(into + r * width + at, drawn);
         }
 }
 
-/* -- a step of gradient descent: the rule of updates/step.py, which reads and writes every number once ---------- */
+/* -- gradient descent steps, as defined in updates/step.py, in a single pass over the parameters ---------------- */
 
-/* Check one part of the gradient. */
+/* Check whether one part of the gradient is finite. */
 static void NAME(check)(const void *work, int part)
 {
     const Step *step = work;
@@ -209,8 +214,8 @@ static void NAME(check)(const void *work, int part)
     if (broken) atomic_store(step->broken, 1);
 }
 
-/* Make one part of a step, and overwrite the gradient by the former parameters. The parentheses leave compilers one way to
- * use fused multiply-adds, so that the bits do not depend on where a part begins. */
+/* Update one part of the parameters, and overwrite the gradient with the previous parameters. The parentheses leave the
+ * compiler only one way to use fused multiply-adds, so that the rounding does not depend on where a part begins. */
 static void NAME(step)(const void *work, int part)
 {
     const Step *step = work;
@@ -232,9 +237,9 @@ static void NAME(step)(const void *work, int part)
     if (broken) atomic_store(step->broken, 2);
 }
 
-/* -- a sample ------------------------------------------------------------------------------------------------ */
+/* -- samples ------------------------------------------------------------------------------------------------ */
 
-/* Find the next run of nonzero entries, of which one-hot rows have few. Sets `from` to its start, and returns its length. */
+/* Find the next run of nonzero entries (one-hot rows have few). Set `from` to its start and return its length. */
 INLINE int NAME(next_run)(const float *x, int count, int *from)
 {
     int end = *from;
@@ -243,8 +248,8 @@ INLINE int NAME(next_run)(const float *x, int count, int *from)
     return end - *from;
 }
 
-/* Compute the hidden field C + sum U X V' of states, (K, Lp), and keep the products U X for the gradient. Dense weights
- * have one long row per visible entry. */
+/* Compute the hidden field C + sum U X V' for the given states, of shape (K, Lp), and store the products U X for the
+ * gradient. Dense weights have one long row per visible entry. */
 static void NAME(upwards)(const Job *job, const Scratch *own, const float *states)
 {
     const int K = job->K, Lp = PADDED(job->L);
@@ -266,7 +271,7 @@ static void NAME(upwards)(const Job *job, const Scratch *own, const float *state
     }
 }
 
-/* Draw a visible layer (I, Jp) from its field, which is overwritten. */
+/* Sample a visible layer of shape (I, Jp) from its field, which is overwritten. */
 static void NAME(draw_visible)(const Job *job, const Scratch *own, int m, int sample, int step, float *x)
 {
     const Layer *layer = job->layers + m;
@@ -283,7 +288,7 @@ static void NAME(draw_visible)(const Job *job, const Scratch *own, int m, int sa
             for (int j = 0; j < J; j++) x[i * Jp + j] -= layer->shift[i * J + j];
 }
 
-/* Draw every visible layer given the hidden layer (K, Lp). */
+/* Sample all visible layers given the hidden layer, of shape (K, Lp). */
 static void NAME(downwards)(const Job *job, const Scratch *own, const float *hidden, int sample, int step, float *states)
 {
     const int K = job->K, L = job->L, Lp = PADDED(L);
@@ -301,7 +306,7 @@ static void NAME(downwards)(const Job *job, const Scratch *own, const float *hid
     }
 }
 
-/* Draw the hidden layer from its field. */
+/* Sample the hidden layer from its field. */
 static void NAME(draw_hidden)(const Job *job, const Scratch *own, int sample, int step)
 {
     const int K = job->K, L = job->L;
@@ -309,7 +314,7 @@ static void NAME(draw_hidden)(const Job *job, const Scratch *own, int sample, in
     NAME(draw)(job->gaussian, K, L, PADDED(L), own->field, numbers, own->hidden);
 }
 
-/* Make the Gibbs steps of one chain, starting from its hidden field. */
+/* Run the Gibbs steps for one chain, starting from its hidden field. */
 static void NAME(gibbs)(const Job *job, const Scratch *own, int sample, float *states)
 {
     for (int step = 0; step < job->steps; step++) {
@@ -319,7 +324,7 @@ static void NAME(gibbs)(const Job *job, const Scratch *own, int sample, float *s
     }
 }
 
-/* Add one sample's part of the sums for the gradient of variances. Computes the field in `own->spare`. */
+/* Add one sample's contribution to the sums for the variance gradient. The field is computed in `own->spare`. */
 static void NAME(spread)(const Job *job, const Scratch *own, const Layer *layer, const float *x, const float *kept,
                          float weight, float *to_s)
 {
@@ -334,8 +339,8 @@ static void NAME(spread)(const Job *job, const Scratch *own, const Layer *layer,
     }
 }
 
-/* Add one sample's part to the gradients of all biases and V, and keep h V for the gradient of U. `to_c` is the gradient of
- * the hidden bias, which is separate for the data and the chains. */
+/* Add one sample's contribution to the gradients for V and all biases, and store h V for the gradient for U. `to_c` is the
+ * gradient for the hidden bias, which is accumulated separately for the data and the chains. */
 static void NAME(slopes)(const Job *job, const Scratch *own, const float *states, float *kept, float weight, float *gradient,
                          float *to_c)
 {
@@ -365,7 +370,7 @@ static void NAME(slopes)(const Job *job, const Scratch *own, const float *states
     }
 }
 
-/* Copy a sample of the data into padded rows, and convert it to states. */
+/* Copy a data sample to padded rows and convert it to states. */
 static void NAME(read)(const Job *job, int sample, float *states)
 {
     for (int m = 0; m < job->n_layers; m++) {
@@ -398,10 +403,11 @@ static void NAME(keep_known)(const Job *job, int sample, const float *from, floa
     }
 }
 
-/* Draw the missing entries of a sample, first without a field, then in Gibbs steps, and write them to the data. */
+/* Sample the missing entries of a sample and write them to the data. The first draw uses no hidden field, and Gibbs steps
+ * follow. */
 static void NAME(fill)(const Job *job, const Scratch *own, int sample)
 {
-    float *x = own->states, *data = own->states + job->states; /* a group has room for at least two samples */
+    float *x = own->states, *data = own->states + job->states; /* a group has space for at least two samples */
     NAME(read)(job, sample, data);
     for (int step = 0; step <= job->steps; step++) {
         if (step == 0)
@@ -430,9 +436,9 @@ static void NAME(fill)(const Job *job, const Scratch *own, int sample)
     }
 }
 
-/* -- a chunk of samples and chains, with a separate gradient ---------------------------------------------------- */
+/* -- chunks of samples and chains, each with a separate gradient ---------------------------------------------------- */
 
-/* Add the gradients of U of the group of `count` samples. */
+/* Add the gradients for U from a group of `count` samples. */
 static void NAME(flush)(const Job *job, const Scratch *own, int count, float *gradient)
 {
     for (int m = 0; m < job->n_layers; m++) {
@@ -445,7 +451,7 @@ static void NAME(flush)(const Job *job, const Scratch *own, int count, float *gr
     }
 }
 
-/* Compute the gradient of one chunk, or draw its missing entries. */
+/* Compute the gradient for one chunk, or sample its missing entries. */
 static void NAME(chunk)(const Job *job, const Scratch *own, int number)
 {
     float *gradient = job->gradients + (long)number * job->gradient_size;
@@ -465,7 +471,7 @@ static void NAME(chunk)(const Job *job, const Scratch *own, int number)
         NAME(upwards)(job, own, STATES);
         NAME(slopes)(job, own, STATES, KEPT, -job->data_weight, gradient, gradient + job->to_mean_at);
         COUNT_ONE()
-        if (!job->chains) { /* contrastive divergence: the chain starts from the field of the data */
+        if (!job->chains) { /* contrastive divergence: the chain starts from the hidden field of the data */
             NAME(gibbs)(job, own, s, STATES);
             NAME(slopes)(job, own, STATES, KEPT, job->chain_weight, gradient, gradient + job->to_c_at);
             COUNT_ONE()

@@ -1,9 +1,9 @@
-/* Log-odds of each binary site given all other sites, for the pseudo-likelihood. pseudo.py lays out the arrays.
+/* Log-odds of each binary site given all other sites, for the pseudo-likelihood. pseudo.py defines the array layout.
  *
- * Let p and q be the probabilities that a hidden unit is one and zero. If its field grows by d, its normalizer grows by
- * the factor q + p exp(d). The log-odds of a site are the logarithm of the product of these factors over all hidden
- * units, which takes one multiplication and addition per unit and one logarithm per site. Products store the mantissa
- * and the exponent separately, so that they do not overflow.
+ * Let p and q be the probabilities that a hidden unit is 1 and 0. If the unit's field increases by d, its normalizer is
+ * multiplied by q + p exp(d). The log-odds of a site are the logarithm of the product of these factors over all hidden
+ * units. This takes one multiplication and one addition per unit, and one logarithm per site. Products store the mantissa
+ * and the exponent separately to avoid overflow.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -16,12 +16,12 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define LANES 8
-#define CHAINS 4 /* number of independent products at a time, to hide the latency of multiplications */
+#define CHAINS 4 /* number of independent products, to hide the latency of multiplications */
 #define PAD (LANES * CHAINS)
-#define EACH_CHAIN _Pragma("GCC unroll 4") for (int c = 0; c < CHAINS; c++) /* unrolled, to stay in registers */
-#define SAMPLES 8 /* number of samples whose probabilities fit the first-level cache together */
+#define EACH_CHAIN _Pragma("GCC unroll 4") for (int c = 0; c < CHAINS; c++) /* unrolled, so that values stay in registers */
+#define SAMPLES 8 /* number of samples whose probabilities fit in the L1 cache together */
 
-/* The dynamic loader chooses the best version for the processor. */
+/* The dynamic loader selects the best version for the processor. */
 #if defined(__x86_64__) && defined(__GLIBC__)
 #define FOR_EVERY_PROCESSOR __attribute__((target_clones("avx512f", "fma", "default")))
 #else
@@ -46,7 +46,7 @@ INLINE Product one(void)
     return product;
 }
 
-/* Move the exponents out of the mantissas, which are positive and normal. */
+/* Split exponents from the mantissas, which must be positive and normal. */
 INLINE void split(Product *product)
 {
     EACH_CHAIN {
@@ -75,12 +75,12 @@ INLINE float logarithm(Product product)
     return (float)(log(mantissa) + exponent * 0.69314718055994530942);
 }
 
-/* Replace numbers between -80 and 80 by their exponentials, to about 1e-7: a power of two and a polynomial, as in the
- * Cephes library. */
+/* Replace numbers between -80 and 80 with their exponentials, computed from a power of two and a polynomial as in the
+ * Cephes library. The relative error is about 1e-7. */
 INLINE void exponential(Floats *number)
 {
     const Floats x = *number;
-    const Floats shifted = x * 1.44269504088896341f + 12582912.0f; /* 1.5 * 2^23: rounds to a whole number */
+    const Floats shifted = x * 1.44269504088896341f + 12582912.0f; /* adding 1.5 * 2^23 rounds to an integer */
     const Floats whole = shifted - 12582912.0f;
     const Floats r = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
     Floats y = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -108,7 +108,7 @@ INLINE float log_growth(const float *p, const float *q, const float *factor, int
     return logarithm(product);
 }
 
-/* For a gray value: the logarithm of the ratio of the normalizers with a one and with a zero at the site. */
+/* For a gray value, return the logarithm of the ratio of the normalizers with a 1 and with a 0 at the site. */
 INLINE float gray(const float *p, const float *q, const float *weight, const float *up, float value, int64_t hidden,
                   int64_t group)
 {
@@ -129,14 +129,14 @@ INLINE float gray(const float *p, const float *q, const float *weight, const flo
     return logarithm(with_one) - logarithm(with_zero);
 }
 
-/* Compute the probabilities that each hidden unit of one sample is one and zero. Fields must be finite. */
+/* Compute the probabilities p and q that each hidden unit of a sample is 1 and 0. Fields must be finite. */
 INLINE void probabilities(const float *field, const float *bias, int64_t hidden, int64_t padded, float *p, float *q)
 {
     for (int64_t k = 0; k < hidden; k++) {
         const float total = field[k] + bias[k];
         q[k] = total < -80 ? -80 : total > 80 ? 80 : total;
     }
-    for (int64_t k = hidden; k < padded; k++) q[k] = -80; /* p is zero in the padding */
+    for (int64_t k = hidden; k < padded; k++) q[k] = -80; /* makes p zero in the padding */
     for (int64_t k = 0; k < padded; k += LANES) {
         Floats odds = -AT(q, k);
         exponential(&odds);

@@ -1,8 +1,8 @@
-/* Uniform random numbers for one kind of processor: Philox 4x32 with ten rounds, which agrees with random/philox.py bit
- * for bit. _native.c includes this file once per kind, and defines
- *   NAME(x)     the name of a function for this kind,
- *   LANES       the number of words per vector, 4, 8 or 16,
- *   EVEN(a, b)  64-bit products of the words at even positions of two vectors. */
+/* Uniform random numbers for one instruction set: Philox 4x32-10, bitwise identical to random/philox.py. _native.c
+ * includes this file once per instruction set, and defines
+ *   NAME(x)     the name of a function for this instruction set,
+ *   LANES       the number of words per vector (4, 8 or 16),
+ *   EVEN(a, b)  the 64-bit products of the words at even positions in two vectors. */
 
 typedef float NAME(Floats) __attribute__((vector_size(4 * LANES)));
 typedef int32_t NAME(Ints) __attribute__((vector_size(4 * LANES)));
@@ -13,7 +13,7 @@ typedef uint64_t NAME(Pairs) __attribute__((vector_size(4 * LANES)));
 #define Words NAME(Words)
 #define Pairs NAME(Pairs)
 
-/* Compute the upper and lower halves of the products of all words with a number. */
+/* Multiply all words by a number, and return the upper and lower halves of the products. */
 INLINE void NAME(multiply)(const Words *words, uint32_t number, Words *high, Words *low)
 {
     const Words factor = *words * 0 + number;
@@ -24,14 +24,15 @@ INLINE void NAME(multiply)(const Words *words, uint32_t number, Words *high, Wor
     *low = (Words)((even & 0x00000000ffffffffu) | (odd << 32));
 }
 
-/* Convert words to numbers between 0 and 1, both excluded. */
+/* Convert words to floats in the open interval (0, 1). */
 INLINE void NAME(to_unit_interval)(const Words *words, float *out)
 {
     const Floats numbers = (__builtin_convertvector((Ints)(*words >> 9), Floats) + 0.5f) * 0x1p-23f;
     memcpy(out, &numbers, sizeof numbers);
 }
 
-/* Compute the numbers of the counters (quad + i, row, step, draw), i = 0 .. LANES - 1: four neighboring numbers each. */
+/* Compute the random numbers for the counters (quad + i, row, step, draw), where i = 0, ..., LANES - 1. Each counter gives
+ * four consecutive numbers. */
 INLINE void NAME(numbers)(uint32_t quad, uint32_t row, uint32_t step, uint32_t draw, uint64_t key, float *out)
 {
     const Words zero = {0};
@@ -57,7 +58,7 @@ INLINE void NAME(numbers)(uint32_t quad, uint32_t row, uint32_t step, uint32_t d
     for (int i = 0; i < LANES; i += 4) transpose(words[0] + i, words[1] + i, words[2] + i, words[3] + i, out + 4 * i);
 }
 
-/* Write rows `first` to `last` - 1 of an array (rows, lines, columns). */
+/* Fill rows `first` to `last` - 1 of an array of shape (rows, lines, columns). */
 static void NAME(uniform)(const Uniform *array, int64_t first, int64_t last)
 {
     const int64_t columns = array->columns;
@@ -70,7 +71,7 @@ static void NAME(uniform)(const Uniform *array, int64_t first, int64_t last)
         int64_t column = 0;
         for (int64_t quad = 0; quad < quads; quad += LANES) {
             const int64_t count = quads - quad < LANES ? quads - quad : LANES;
-            if (columns % 4 == 0 && count == LANES) { /* lines of whole counters need no copy */
+            if (columns % 4 == 0 && count == LANES) { /* write directly if lines consist of whole counters */
                 NAME(numbers)((uint32_t)quad, number, array->step, array->draw, array->key, out);
                 out += 4 * LANES;
                 continue;
@@ -78,7 +79,7 @@ static void NAME(uniform)(const Uniform *array, int64_t first, int64_t last)
             NAME(numbers)((uint32_t)quad, number, array->step, array->draw, array->key, drawn);
             for (int64_t i = 0; i < count; i++) {
                 const int64_t left = columns - column < 4 ? columns - column : 4;
-                /* Copying four numbers is fastest. The next line overwrites the numbers beyond the end of this one. */
+                /* Copying four numbers is fastest. The next line overwrites the numbers past the end of this one. */
                 if (end - out >= 4) memcpy(out, drawn + 4 * i, 4 * sizeof(float));
                 else memcpy(out, drawn + 4 * i, left * sizeof(float));
                 out += left;

@@ -1,1 +1,1 @@
-"""Sources of batches for training, and their moments. File formats are in :mod:`mvrbm.io`."""
+"""Data sources for training batches, and moments of the data. :mod:`mvrbm.io` implements the file formats."""

@@ -1,4 +1,4 @@
-"""Mean and variance of every entry of the data, computed from sums and merged over processes."""
+"""Mean and variance of each data entry, computed from sums and merged across processes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from mvrbm.distributed import World
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and variance of every entry of one layer over `count` samples."""
+    """Mean and variance of each entry in a layer over `count` samples."""
 
     mean: Tensor  # (*shape)
     variance: Tensor  # (*shape)
@@ -19,7 +19,10 @@ class Moments:
 
 
 def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor) -> Moments:
-    """Return moments from sums over known entries. Entries that are never known get the average moments of the rest."""
+    """Compute moments from sums over known entries.
+
+    Entries that are never known are assigned the average moments of the other entries.
+    """
     known = counts.clamp(min=1)
     shift = total / known
     variance = (squares / known - shift**2).clamp(min=0)
@@ -34,7 +37,7 @@ def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor
 
 
 def merge_moments(moments: Mapping[str, Moments], world: World) -> dict[str, Moments]:
-    """Return the moments over the samples of all processes."""
+    """Combine the moments from all processes into moments over all samples."""
     if world.size == 1:
         return dict(moments)
     merged = {}
@@ -43,7 +46,7 @@ def merge_moments(moments: Mapping[str, Moments], world: World) -> dict[str, Mom
         parts = torch.cat(world.gather(packed))  # (size, 2, *shape)
         counts = torch.cat(world.gather(torch.tensor([float(own.count)], dtype=torch.float64)))
         if not float(counts.sum()):
-            raise ValueError("the data is empty: at least one sample is needed")
+            raise ValueError("the data is empty: at least one sample is required")
         share = (counts / counts.sum()).reshape(-1, *[1] * own.mean.ndim)
         mean = (share * parts[:, 0]).sum(0)
         variance = (share * (parts[:, 1] + (parts[:, 0] - mean) ** 2)).sum(0)

@@ -1,7 +1,7 @@
-"""Sources of batches: arrays in memory or on disk, shards, PyTorch datasets and loaders.
+"""Data sources for training: arrays in memory or on disk, shards, PyTorch datasets and data loaders.
 
-A source converts bytes to floats batch by batch, so it never copies the whole data. File formats are in
-:mod:`mvrbm.io`.
+A source converts bytes to floats one batch at a time, so it never copies the full dataset. :mod:`mvrbm.io` implements
+the file formats.
 """
 
 import functools
@@ -28,37 +28,38 @@ from mvrbm.io.shards import Rows, Shards, is_folder_of_shards
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 
-# Number of samples for the initial moments. More samples would change the moments by less than a percent.
+# Number of samples used to estimate the initial moments. More samples would change the moments by less than 1%.
 _MOMENT_SAMPLES = 2**15
-# Number of entries that can be hashed within a second.
+# Number of entries that can be hashed in one second.
 _DIGEST_ENTRIES = 2**27
-# Limits of the batches that `head` yields, in entries and in samples. A few copies of a batch are in memory at once.
+# Maximum number of entries in a batch that `head` yields. A few copies of a batch are in memory at the same time.
 _ENTRIES_AT_ONCE = 2**19
+# Maximum number of samples in a batch that `head` yields.
 _SAMPLES_AT_ONCE = 1024
 # Number of batches that the reader thread prefetches.
 _AHEAD = 3
-_EMPTY = "the data is empty: at least one sample is needed"
+_EMPTY = "the data is empty: at least one sample is required"
 
-# Arrays of any type by layer.
+# Mapping from layer name to an array of any type.
 Arrays = Mapping[str, Any]
-# Indices of samples, (n,).
+# Sample indices, of shape (n,).
 _Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples of one update on this process, and which of their entries are known.
+    """Samples that this process contributes to one update, with masks of their known entries.
 
     Parameters
     ----------
     visible : dict of str to Tensor
-        Samples of every visible layer, each (n, *layer shape).
+        Samples for each visible layer, of shape (n, *layer shape).
     known : dict of str to Tensor
-        Boolean masks, (n, *layer shape), of the layers that may have missing entries.
+        Boolean masks of shape (n, *layer shape), for the layers that may have missing entries.
     total : int
-        Number of samples of this update on all processes.
+        Total number of samples in the update, over all processes.
     first : int
-        Position of this process's first sample among all samples of the update.
+        Index of this process's first sample among all samples in the update.
     """
 
     visible: dict[str, Tensor]
@@ -72,63 +73,69 @@ class Batch:
 
 
 class Source(ABC):
-    """Data for a machine, which can be iterated any number of times.
+    """Training data for a machine. A source can be iterated any number of times.
 
-    With `nan_is_missing`, NaN marks a missing entry. Otherwise NaN is an error.
+    If `nan_is_missing` is true, NaN marks a missing entry. Otherwise, NaN raises an error.
     """
 
-    #: Number of samples, None if it is unknown until an epoch ends.
+    #: Number of samples, or None if it is unknown until an epoch ends.
     n_samples: int | None
-    #: Whether training can resume in the middle of an epoch, with the same batches.
+    #: Whether training can resume in the middle of an epoch with the same batches.
     resumable = True
-    #: Whether every process can read all samples, and takes its part of each batch.
+    #: Whether every process can read all samples, so that each batch is divided among the processes.
     common = True
-    #: Whether reading is slow enough to deserve a separate thread.
+    #: Whether reading is slow enough to warrant a separate thread.
     slow = False
 
     def __init__(self, machine: BoltzmannMachine, *, nan_is_missing: bool = False) -> None:
         self.machine, self.nan_is_missing = machine, nan_is_missing
         self.world = World()
-        #: Whether to check the values of batches. Turned off as soon as every sample has been checked.
+        #: Whether to validate the values in each batch. Set to False once every sample has been validated.
         self.check = True
 
     @abstractmethod
     def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of one epoch in an order drawn from `rng`, skipping the first `start` batches."""
+        """Yield the batches for one epoch in an order drawn from `rng`, skipping the first `start` batches."""
 
     @abstractmethod
     def head(self, count: int) -> Iterator[Batch]:
-        """Yield about `count` samples in batches, evenly spaced where possible, the same samples at every call."""
+        """Yield about `count` samples in batches. Every call yields the same samples, evenly spaced if possible."""
 
     def first_look(self) -> None:
-        """Read one sample, so that unreadable data raises an error before training begins."""
+        """Read one sample so that unreadable data raises an error before training starts."""
         next(self.head(1), None)
 
     @property
     def digest(self) -> str | None:
-        """A hash of all samples in their order, None if the samples may differ between epochs."""
+        """A hash of all samples in order, or None if the samples may differ between epochs."""
         return None
 
     @property
     def whole(self) -> Arrays:
-        """The arrays by layer. Empty if the data is not in arrays or has missing entries."""
+        """The arrays by layer. Empty if the data is not stored in arrays or has missing entries."""
         arrays, known = self.with_masks
         return {} if known or self.nan_is_missing else arrays
 
     @property
     def with_masks(self) -> tuple[Arrays, Arrays]:
-        """The arrays by layer, and the masks of known entries of layers with a mask. Empty for data not in arrays."""
+        """The arrays by layer, and the masks of known entries for layers that have a mask.
+
+        Both are empty if the data is not stored in arrays.
+        """
         return {}, {}
 
     def check_all(self) -> None:
-        """Check every sample, unless that has been done, for backends that read the arrays themselves."""
+        """Validate every sample unless this has already been done.
+
+        Backends that read the arrays directly call this method first.
+        """
         if self.check:
             for _ in self.head(2**62):
                 pass
             self.check = False
 
     def n_batches(self, batch_size: int) -> int | None:
-        """Return the number of batches per epoch, None if it is unknown."""
+        """Return the number of batches per epoch, or None if it is unknown."""
         return None if self.n_samples is None else -(-self.n_samples // batch_size)
 
     def full_batch(self, batch_size: int) -> int:
@@ -136,9 +143,9 @@ class Source(ABC):
         return batch_size if self.n_samples is None else min(batch_size, self.n_samples)
 
     def moments(self) -> dict[str, Moments]:
-        """Return the mean and the variance of every entry, over a bounded number of samples."""
+        """Return the mean and the variance of each entry, computed from a limited number of samples."""
         sums: dict[str, list[Tensor]] = {}
-        # Sums are of deviations from the origins, so that large values do not cancel.
+        # Reference values for each entry. Summing deviations from them avoids cancellation for large values.
         origins: dict[str, Tensor] = {}
         for batch in self.head(_MOMENT_SAMPLES):
             for name, array in batch.visible.items():
@@ -157,39 +164,40 @@ class Source(ABC):
         own = {name: moments_of(*parts, origin=origins[name]) for name, parts in sums.items()}
         if self.common:
             return own
-        # A process without samples takes part in the merge with a count of zero.
+        # A process without samples must still take part in the merge. It contributes a count of zero.
         for name, unit in self.machine.layers.items():
             zero = torch.zeros(unit.shape, dtype=torch.float64)
             own.setdefault(name, Moments(zero, zero, 0))
         return merge_moments(own, self.world)
 
     def _batch(self, raw: Arrays, known: Arrays, total: int | None = None, first: int = 0) -> Batch:
-        """Convert raw data to checked tensors with the machine's dtype and device."""
+        """Convert raw data to validated tensors with the machine's dtype and device."""
         masks = {name: torch.as_tensor(mask, device=self.machine.like.device) for name, mask in known.items()}
         if any(mask.dtype != torch.bool for mask in masks.values()):
-            raise ValueError("masks must be boolean, True where the value is known")
+            raise ValueError("masks must be boolean arrays that are True where the value is known")
         visible = {}
         for name, unit in self.machine.layers.items():
             array = unit.from_data(torch.as_tensor(raw[name]))
             if self.nan_is_missing:
                 _leave_out_nan(masks, name, array)
             if name in masks:
-                # A valid placeholder: the trainer draws these entries later.
+                # Fill missing entries with a valid placeholder. The trainer samples them later.
                 array = torch.where(masks[name], array, unit.some_state)
             visible[name] = array
         n = len(next(iter(visible.values())))
-        # Shapes are checked in every batch, because a loader may change them. Other processes may have all samples.
+        # Validate the shapes in every batch, because a loader may change them. The batch is empty if all of its samples
+        # are on other processes.
         layers = self.machine.as_layers(visible, check=n > 0, values=self.check)
         return Batch(layers, masks, n if total is None else total, first)
 
     def empty_batch(self, total: int) -> Batch:
-        """Return an empty batch, for an update whose samples are all on other processes."""
+        """Return an empty batch for an update whose samples are all on other processes."""
         layers = self.machine.layers.items()
         return Batch({name: self.machine.like.new_zeros(0, *unit.shape) for name, unit in layers}, {}, total)
 
 
 class BatchRows(NamedTuple):
-    """The rows of one update that one process reads; `total` and `first` are those of :class:`Batch`."""
+    """Row indices that one process reads for one update. `total` and `first` are defined as in :class:`Batch`."""
 
     rows: _Rows
     total: int
@@ -197,7 +205,7 @@ class BatchRows(NamedTuple):
 
 
 class RowSource(Source):
-    """Samples that can be read in any order, by their indices."""
+    """Source with random access to samples by index."""
 
     def __init__(self, machine: BoltzmannMachine, n_samples: int, *, nan_is_missing: bool = False) -> None:
         super().__init__(machine, nan_is_missing=nan_is_missing)
@@ -217,7 +225,7 @@ class RowSource(Source):
         return self._load(BatchRows(piece, len(piece), 0) for piece in pieces)
 
     def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[BatchRows]:
-        """Yield this process's rows of each batch of an epoch."""
+        """Yield this process's rows for each batch in an epoch."""
         order = rng.permutation(self.n_samples).numpy()
         for begin in range(start * batch_size, self.n_samples, batch_size):
             rows = order[begin : begin + batch_size]
@@ -226,13 +234,13 @@ class RowSource(Source):
 
     @abstractmethod
     def _load(self, parts: Iterable[BatchRows]) -> Iterator[Batch]:
-        """Yield the batches of some rows."""
+        """Load the given rows and yield them as batches."""
 
 
 class ArraySource(RowSource):
-    """Arrays or tensors by layer, in memory or memory-mapped.
+    """Source of samples stored in arrays or tensors, one per layer, in memory or memory-mapped.
 
-    An array can be of any type that has `len`, `shape` and indexing.
+    Arrays may be of any type that supports `len`, `shape` and indexing.
     """
 
     def __init__(
@@ -242,12 +250,12 @@ class ArraySource(RowSource):
         self.slow = any(not isinstance(array, Tensor) and type(array) is not np.ndarray for array in arrays.values())
         lengths = {name: len(array) for name, array in self.arrays.items()}
         if len(set(lengths.values())) != 1:
-            raise ValueError(f"all layers need the same number of samples, got {lengths}")
+            raise ValueError(f"all layers must have the same number of samples, got {lengths}")
         super().__init__(machine, next(iter(lengths.values())), nan_is_missing=nan_is_missing)
         for name, mask in self.known.items():
             expected, shape = tuple(self.arrays[name].shape), tuple(mask.shape)
             if shape != expected:
-                raise ValueError(f"the mask of layer '{name}' must have the data's shape {expected}, got {shape}")
+                raise ValueError(f"the mask for layer '{name}' must have the data's shape {expected}, got {shape}")
         if set(self.known) == set(self.arrays) and not any(bool(mask.any()) for mask in self.known.values()):
             raise ValueError("no entry is known: the mask is False everywhere")
 
@@ -257,7 +265,7 @@ class ArraySource(RowSource):
 
     @functools.cached_property
     def digest(self) -> str | None:
-        """A hash of all samples, or of many evenly spaced samples if reading all of them would take long."""
+        """A hash of all samples, or of evenly spaced samples if reading all of them would take too long."""
         if any(getattr(array, "may_change", False) for array in self.arrays.values()):
             return None
         found = hashlib.sha256()
@@ -270,7 +278,7 @@ class ArraySource(RowSource):
     def moments(self) -> dict[str, Moments]:
         found = super().moments()
         if self.common and self.n_samples <= _MOMENT_SAMPLES:
-            self.check = False  # every sample has been read and checked
+            self.check = False  # Every sample has been read and validated.
         return found
 
     def _load(self, parts: Iterable[BatchRows]) -> Iterator[Batch]:
@@ -281,7 +289,7 @@ class ArraySource(RowSource):
 
 
 class ShardSource(ArraySource):
-    """A folder of shards. Each process reads only its contiguous range of rows."""
+    """Source of samples stored in a folder of shards. Each process reads only its own contiguous range of rows."""
 
     common = False
 
@@ -307,12 +315,15 @@ class ShardSource(ArraySource):
         return found
 
     def n_batches(self, batch_size: int) -> int:
-        """Return the number of batches of the process that has the most."""
+        """Return the number of batches per epoch, which is the maximum over all processes."""
         return max(-(-len(rows) // size) for size, rows in self._ranges(batch_size))
 
 
 class DatasetSource(RowSource):
-    """A map-style PyTorch dataset. Its items are arrays, mappings by layer, or tuples that begin with the array."""
+    """Source of samples from a map-style PyTorch dataset.
+
+    The items of the dataset are arrays, mappings from layer names to arrays, or tuples whose first element is an array.
+    """
 
     slow = True
 
@@ -323,7 +334,7 @@ class DatasetSource(RowSource):
     def _load(self, parts: Iterable[BatchRows]) -> Iterator[Batch]:
         parts = list(parts)
         sampler = [part.rows.tolist() for part in parts if len(part.rows)]
-        # Even without workers a loader draws a seed. A separate generator leaves the global one alone.
+        # Even without workers, a loader draws a seed. A separate generator leaves PyTorch's global generator unchanged.
         items = iter(DataLoader(self.dataset, batch_sampler=sampler, generator=torch.Generator()))
         for rows, total, first in parts:
             if len(rows):
@@ -333,7 +344,10 @@ class DatasetSource(RowSource):
 
 
 class LoaderSource(Source):
-    """A loader, or another iterable of batches that can be iterated more than once. It decides on the order."""
+    """Source of batches from a PyTorch data loader or another iterable that can be iterated more than once.
+
+    The loader determines the order and the size of the batches.
+    """
 
     resumable = False
     common = False
@@ -345,7 +359,7 @@ class LoaderSource(Source):
         self.loader = loader
 
     def first_look(self) -> None:
-        """Do nothing, because some loaders deliver their first batch only once."""
+        """Do nothing, because some loaders yield their first batch only once."""
 
     def n_batches(self, batch_size: int) -> int | None:
         try:
@@ -354,7 +368,7 @@ class LoaderSource(Source):
             return None
 
     def full_batch(self, batch_size: int) -> int:
-        """Return 1, because the batch size of a loader is unknown until it delivers a batch."""
+        """Return 1, because a loader's batch size is unknown until it yields a batch."""
         return 1
 
     def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
@@ -373,21 +387,21 @@ class LoaderSource(Source):
 def as_source(
     data: Any, machine: BoltzmannMachine, *, mask: Any = None, nan_is_missing: bool = False, batch_size: int = 100
 ) -> Source:
-    """Return a source of batches for data of any supported type.
+    """Create a source from data of any supported type.
 
     Parameters
     ----------
     data, mask, nan_is_missing
-        See :meth:`mvrbm.training.Trainer.fit`. Only arrays can have a mask.
+        See :meth:`mvrbm.training.Trainer.fit`. Masks are supported only for arrays.
     machine : BoltzmannMachine
         The machine to train.
     batch_size : int
-        Batch size of iterable datasets.
+        Batch size for iterable datasets.
     """
     if isinstance(data, Source):
         return data
     if mask is not None and isinstance(data, DataLoader | Dataset):
-        raise ValueError("only arrays can have a mask: let the dataset mark missing entries as NaN instead")
+        raise ValueError("only arrays can have a mask: use NaN for missing entries in the dataset instead")
     if isinstance(data, IterableDataset):
         data = DataLoader(data, batch_size=batch_size)
     if isinstance(data, DataLoader):
@@ -397,13 +411,15 @@ def as_source(
     arrays = {name: _as_array(part) for name, part in layers_of(data, machine).items()}
     if any(isinstance(array, Rows) for array in arrays.values()):
         if mask is not None:
-            raise ValueError("only arrays can have a mask: mark missing entries of shards as NaN instead")
+            raise ValueError("only arrays can have a mask: use NaN for missing entries in the shards instead")
         return ShardSource(machine, arrays, {}, nan_is_missing=nan_is_missing)
     masks = {}
     if isinstance(mask, Mapping):
         masks = dict(mask)
         if foreign := set(masks) - set(machine.layers):
-            raise ValueError(f"mask names layers {sorted(foreign)}, but there are only {sorted(machine.layers)}")
+            raise ValueError(
+                f"the mask contains layers {sorted(foreign)}, but the machine only has {sorted(machine.layers)}"
+            )
     elif mask is not None:
         masks = layers_of(mask, machine)
     known = {name: _as_array(part) for name, part in masks.items()}
@@ -411,7 +427,7 @@ def as_source(
 
 
 def masks_of(source: Source) -> dict[str, Tensor]:
-    """Return the masks of known entries, (n, *layer shape), of the layers that may have missing entries."""
+    """For each layer that may have missing entries, return a mask of its known entries, of shape (n, *layer shape)."""
     arrays, given = source.with_masks
     data = {name: torch.as_tensor(array) for name, array in arrays.items()}
     known = {name: torch.as_tensor(mask) for name, mask in given.items()}
@@ -422,23 +438,25 @@ def masks_of(source: Source) -> dict[str, Tensor]:
 
 
 def _leave_out_nan(known: dict[str, Tensor], name: str, array: Tensor) -> None:
-    """Exclude entries that are NaN from the mask of a layer. Adds a mask only if some entry is NaN."""
+    """Exclude NaN entries from a layer's mask. If the layer has no mask, add one only if some entry is NaN."""
     there = ~torch.isnan(array)
     if not bool(there.all()):
         known[name] = known[name].to(there.device) & there if name in known else there
 
 
 def layers_of(item: Any, machine: BoltzmannMachine) -> dict[str, Any]:
-    """Return an item or batch as a mapping by layer name. The first element of a tuple is the array."""
+    """Convert an item or a batch to a mapping from layer names to arrays. In a tuple, the first element is used."""
     names = list(machine.layers)
     if isinstance(item, Mapping):
         if missing := set(names) - set(item):
-            raise ValueError(f"the data lacks layers {sorted(missing)}, it has {sorted(item)}")
+            raise ValueError(f"the data lacks layers {sorted(missing)}: it contains {sorted(item)}")
         return {name: item[name] for name in names}
     if isinstance(item, tuple | list) and len(names) == 1 and len(item) and hasattr(item[0], "shape"):
-        item = item[0]  # the other elements are labels
+        item = item[0]  # The other elements are labels.
     if len(names) > 1:
-        raise ValueError(f"this machine has visible layers {names}: give data as a mapping from these names")
+        raise ValueError(
+            f"this machine has visible layers {names}: pass the data as a mapping from these names to arrays"
+        )
     return {names[0]: item}
 
 
@@ -450,7 +468,7 @@ def _as_array(part: Any) -> Any:
 
 def _take(array: Any, rows: _Rows) -> Tensor:
     if isinstance(array, Tensor):
-        # Five times as fast as indexing, which copies entry by entry.
+        # This is five times as fast as indexing, which copies one entry at a time.
         return array.index_select(0, torch.as_tensor(rows, device=array.device))
     if type(array) is not np.ndarray or array.base is not None:
         check_mapped(array)
@@ -458,7 +476,7 @@ def _take(array: Any, rows: _Rows) -> Tensor:
 
 
 def read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the same batches, prefetched by a reader thread."""
+    """Prefetch batches in a separate thread and yield them in the same order."""
     with ThreadPoolExecutor(1, "mvrbm-reader") as reader:
         ahead = deque(reader.submit(next, batches, None) for _ in range(_AHEAD))
         try:

@@ -1,1 +1,1 @@
-"""Read and write files: arrays, tables, documents, pictures and named data sets. Nothing here depends on a model."""
+"""Read and write arrays, tables, documents, images and named datasets. Nothing here depends on a model."""

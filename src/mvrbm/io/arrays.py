@@ -1,7 +1,7 @@
 """Read samples, labels and masks from any source, and write arrays to files.
 
-A source is a file, a folder of images or shards, or a named data set. `formats` and `tables` read the file formats, and
-`pictures` reads images with their colors and metadata.
+A source is a file, a folder of images or shards, or a named dataset. `formats` and `tables` read the file formats, and
+`pictures` reads images with their color channels and metadata.
 """
 
 import io
@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
-# Size in bytes above which arrays of HDF5 files and zarr stores stay on disk.
+# Size in bytes above which arrays in HDF5 files and zarr stores are read on demand instead of loaded into memory.
 _IN_MEMORY = 2**30
 
 
 def read_array(
     source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None, largest: int = LARGEST
 ) -> Array:
-    """Read an array from a file, a folder of images or a named data set.
+    """Read an array from a file, a folder of images or a named dataset.
 
     Parameters
     ----------
@@ -50,19 +50,20 @@ def read_array(
 
         - a ``.npy`` file, which is memory-mapped,
         - a ``.npz``, HDF5 or zarr file with one array, or ``file.npz:key``,
-        - an idx file, also compressed with gzip,
-        - a table of numbers (CSV or Parquet): ``file.csv:a,b`` selects columns, and ``file.csv:-a`` drops one,
-        - an image, a folder of images of the same size, or a folder that has one such folder per class,
-        - the name of a data set, such as ``mnist`` or ``mnist:test``. Write ``./mnist`` to read a file of that name.
+        - an idx file, optionally compressed with gzip,
+        - a table of numbers (CSV or Parquet). ``file.csv:a,b`` selects columns, and ``file.csv:-a`` drops a column,
+        - an image, a folder of images of the same size, or a folder with one such subfolder per class,
+        - the name of a dataset, such as ``mnist`` or ``mnist:test``. Use ``./mnist`` to read a file with that name.
     data_dir : path, optional
-        Folder that is searched first for data sets.
+        Folder to search first for datasets.
     largest : int
-        Largest array, in bytes, that is read into memory.
+        Maximum size in bytes of an array that is read into memory.
 
     Returns
     -------
     array
-        Booleans, integers or floats, with samples along the first axis. Images become gray bytes.
+        Array of booleans, integers or floats, with samples along the first axis. Images are converted to grayscale
+        bytes.
     """
     text = os.fspath(source)
     name, _, split = text.partition(":")
@@ -77,7 +78,7 @@ def read_array(
         if path.is_dir():
             return _read_images([image for images in images_by_class(path).values() for image in images], largest)
         if not path.exists():
-            raise InputError(f"{text}: no such file, and no data set of that name: {', '.join(datasets.NAMES)}")
+            raise InputError(f"{text}: no such file, and no dataset of that name: {', '.join(datasets.NAMES)}")
         return _read_file(path, key, largest)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -86,12 +87,15 @@ def read_array(
 def _read_stored(path: Path, key: str | None, largest: int) -> Array:
     stored = open_stored(path, key)
     if math.prod(stored.shape) * stored.dtype.itemsize > largest:
-        raise InputError(f"{path} holds {stored.shape} of {stored.dtype}, more than {largest:,} bytes")
+        raise InputError(
+            f"{path} contains an array of shape {stored.shape} and type {stored.dtype}, which is larger than the limit "
+            f"of {largest:,} bytes"
+        )
     return np.asarray(stored[:])
 
 
 def _read_file(path: Path, key: str | None, largest: int) -> Array:
-    """Read a file whose first bytes tell its format."""
+    """Read a file, detecting its format from the first bytes."""
     check_regular_file(path)
     with path.open("rb") as file:
         head = file.read(6)
@@ -107,12 +111,12 @@ def _read_file(path: Path, key: str | None, largest: int) -> Array:
         return _read_images([path], largest)
     raise InputError(
         f"{path} is not a .npy, .npz, idx, CSV, Parquet, HDF5 or zarr file, an image, a folder of images, or a named "
-        f"data set: it begins with {head.hex(' ')}"
+        f"dataset: it begins with {head.hex(' ')}"
     )
 
 
 def split_key(text: str) -> tuple[Path, str | None]:
-    """Split ``"file.npz:key"`` into path and key. The key is None for files that cannot hold several arrays."""
+    """Split ``"file.npz:key"`` into a path and a key. The key is None for files that cannot contain several arrays."""
     place, colon, key = text.rpartition(":")
     if colon and place.endswith((".npz", *TABLES, *STORES)):
         return Path(place), key
@@ -120,10 +124,10 @@ def split_key(text: str) -> tuple[Path, str | None]:
 
 
 def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Array | Rows:
-    """Read samples for an estimator: an array (n, ...) of dtype uint8, float32 or float64.
+    """Read samples for an estimator, as an array of shape (n, ...) with dtype uint8, float32 or float64.
 
-    A folder of ``.npy`` files and a large array of an HDF5 or zarr file become :class:`~mvrbm.io.shards.Rows`, which
-    read samples from disk on demand. See :func:`read_array` for other sources.
+    For a folder of ``.npy`` files or a large array in an HDF5 or zarr file, return :class:`~mvrbm.io.shards.Rows`,
+    which read samples from disk on demand. See :func:`read_array` for other sources.
     """
     if is_folder_of_shards(source):
         return Shards(source)
@@ -149,13 +153,13 @@ def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[s
         One of
 
         - a ``.txt`` file with one label per line,
-        - a ``.npy`` file, which may also hold strings,
-        - ``file.csv:column``, a column of a table,
-        - a folder that has one folder of images per class, whose names are the labels,
-        - the name of a data set,
+        - a ``.npy`` file, which may also contain strings,
+        - ``file.csv:column``, a column in a table,
+        - a folder with one subfolder of images per class, where the names of the subfolders are the labels,
+        - the name of a dataset,
         - any other source that :func:`read_array` accepts.
     data_dir : path, optional
-        Folder that is searched first for data sets.
+        Folder to search first for datasets.
     """
     text = os.fspath(source)
     path, key = split_key(text)
@@ -164,13 +168,13 @@ def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[s
     if path.is_dir() and path.suffix not in STORES:
         classes = images_by_class(path)
         if list(classes) == [""]:
-            raise InputError(f"{path} holds images, but no folders of images that name their classes")
+            raise InputError(f"{path} contains images, but labels require one subfolder of images per class")
         return np.repeat(list(classes), [len(images) for images in classes.values()])
     name, _, split = text.partition(":")
     if name in datasets.NAMES:
         labels = datasets.load(name, split=split or "train", data_dir=data_dir).labels
         if labels is None or np.ndim(labels) != 1:
-            raise InputError(f"data set '{name}' does not have one label per sample")
+            raise InputError(f"dataset '{name}' does not have one label per sample")
         return np.asarray(labels)
     if text.endswith(".txt"):
         check_regular_file(text)
@@ -195,7 +199,7 @@ def _read_set(name: str, split: str, data_dir: str | os.PathLike[str] | None) ->
 
 
 def _tiles(cube: Array, size: int) -> Array:
-    """Cut (rows, columns, bands) into (n, size, size, bands)."""
+    """Split an array of shape (rows, columns, bands) into tiles of shape (n, size, size, bands)."""
     rows, columns = (extent // size for extent in cube.shape[:2])
     cut = cube[: rows * size, : columns * size].reshape(rows, size, columns, size, -1)
     return cut.swapaxes(1, 2).reshape(rows * columns, size, size, -1)
@@ -207,9 +211,11 @@ def _read_images(paths: list[Path], largest: int) -> Array:
         images.append(_read_gray(path))
         sizes = [f"{image.shape[1]}x{image.shape[0]}" for image in (images[0], images[-1])]
         if sizes[0] != sizes[1]:
-            raise InputError(f"{path} is {sizes[1]}, but {paths[0].name} is {sizes[0]}: all need one size")
+            raise InputError(
+                f"{path} is {sizes[1]}, but {paths[0].name} is {sizes[0]}: all images must have the same size"
+            )
         if images[0].size * len(paths) > largest:
-            raise InputError(f"{len(paths):,} images of {sizes[0]} are more than {largest:,} bytes")
+            raise InputError(f"{len(paths):,} images of size {sizes[0]} exceed the limit of {largest:,} bytes")
     return np.stack(images)
 
 
@@ -222,13 +228,14 @@ def _read_gray(path: Path) -> NDArray[np.uint8]:
     return pixels if pixels.ndim == 2 else np.asarray(Image.fromarray(pixels[..., :3]).convert("L"))
 
 
-# -- masks: True where an entry is known -------------------------------------------------------------
+# -- masks (True where an entry is known) -------------------------------------------------------------
 
 
 def known_entries(samples: Array, *, nan_is_missing: bool) -> NDArray[np.bool_] | None:
     """Return a mask that is True where an entry is known, or None if all entries are known.
 
-    If `nan_is_missing` is true, NaN marks a missing entry. Otherwise NaN raises InputError. Infinite entries always do.
+    If `nan_is_missing` is true, NaN marks a missing entry. Otherwise, NaN raises InputError. Infinite entries always
+    raise InputError.
     """
     if samples.dtype.kind != "f" or np.isfinite(samples).all():
         return None
@@ -240,16 +247,17 @@ def known_entries(samples: Array, *, nan_is_missing: bool) -> NDArray[np.bool_] 
 
 
 def read_mask(source: str | os.PathLike[str], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Read a mask that is True where an entry is known, for samples whose array has shape `shape`.
+    """Read a mask that is True where an entry is known, for an array of samples of shape `shape`.
 
-    The source holds booleans, or 0 and 1, or 0 and 255. The result has shape `shape`, or `shape[1:]` if one mask is
-    shared by all samples.
+    The source must contain only booleans, only 0 and 1, or only 0 and 255. The result has shape `shape`, or `shape[1:]`
+    if all samples share one mask.
     """
     array = np.asarray(read_array(source))
     sizes = {math.prod(whole): whole for whole in (shape[1:], shape)}
     if array.size not in sizes:
         raise InputError(
-            f"{source} has shape {array.shape}: a mask has the shape of one sample, {shape[1:]}, or of all, {shape}"
+            f"{source} has shape {array.shape}: a mask must have the shape of one sample, {shape[1:]}, or of all "
+            f"samples, {shape}"
         )
     values = np.unique(array)
     if not any(np.isin(values, pair).all() for pair in ((0, 1), (0, 255))):
@@ -258,12 +266,12 @@ def read_mask(source: str | os.PathLike[str], shape: tuple[int, ...]) -> NDArray
 
 
 def half_mask(shape: tuple[int, ...], hidden: str) -> NDArray[np.bool_]:
-    """Return a mask that is False in one half of a sample: ``"left"``, ``"right"``, ``"top"`` or ``"bottom"``.
+    """Return a mask for samples of shape `shape` that is False in one half.
 
-    `shape` is the shape of a sample.
+    `hidden` names that half: ``"left"``, ``"right"``, ``"top"`` or ``"bottom"``.
     """
     if len(shape) < 2:
-        raise InputError(f"a sample of shape {shape} has no {hidden} half: use a mask")
+        raise InputError(f"a sample of shape {shape} has no {hidden} half: pass a mask instead")
     known = np.ones(shape, bool)
     axis = 0 if hidden in ("top", "bottom") else 1
     middle = shape[axis] // 2
@@ -274,12 +282,15 @@ def half_mask(shape: tuple[int, ...], hidden: str) -> NDArray[np.bool_]:
 
 # -- writing ----------------------------------------------------------------------------------------
 
-# Smallest length of the longer side of a contact sheet, in pixels. Smaller sheets are enlarged by an integer factor.
+# Minimum length in pixels of the longer side of a contact sheet. Smaller sheets are enlarged by an integer factor.
 _SMALLEST_SHEET = 280
 
 
 def as_pictures(array: Array) -> Array:
-    """Return samples (n, rows, columns), or (n, m) where m is a square number, as pictures (n, rows, columns)."""
+    """Reshape samples to images of shape (n, rows, columns).
+
+    Samples must have shape (n, rows, columns), or (n, m) where m is a square number.
+    """
     if array.ndim == 2 and math.isqrt(array.shape[1]) ** 2 == array.shape[1]:
         array = array.reshape(len(array), math.isqrt(array.shape[1]), -1)
     if array.ndim != 3:
@@ -288,14 +299,14 @@ def as_pictures(array: Array) -> Array:
 
 
 def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
-    """Arrange samples in a grid, as gray bytes.
+    """Arrange samples in a grid and return the grid as a grayscale image of bytes.
 
     Parameters
     ----------
-    array : array (n, rows, columns), or (n, m) where m is a square number
-        The samples. Bytes are shown unchanged. Other values are clipped to the range from 0 (black) to 1 (white).
+    array : array of shape (n, rows, columns), or (n, m) where m is a square number
+        Samples. Bytes are shown unchanged. Other values are clipped to the range from 0 (black) to 1 (white).
     stretch : bool
-        Whether to map the smallest value to black and the largest to white instead. Ignored for bytes.
+        Whether to map the smallest value to black and the largest value to white instead. Ignored for bytes.
     """
     array = as_pictures(array)
     if array.dtype != np.uint8:
@@ -313,13 +324,13 @@ def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
 
 
 def write_output(path: str | os.PathLike[str], array: Array, force: bool = False, *, stretch: bool = False) -> Path:
-    """Write an array to a ``.npy`` file, or samples as a :func:`contact_sheet` to an image file.
+    """Write an array to a ``.npy`` file, or write samples to an image file as a :func:`contact_sheet`.
 
-    A small sheet of several samples is enlarged by an integer factor. A single sample keeps its size. An existing file
-    is replaced only if `force` is true.
+    Small sheets with several samples are enlarged by an integer factor. A single sample keeps its size. An existing
+    file is replaced only if `force` is true.
     """
     path = check_output(path, force, (".npy", *IMAGE_SUFFIXES))
-    encoded = io.BytesIO()  # If np.save writes to the file directly, its error does not say why it failed.
+    encoded = io.BytesIO()  # If np.save fails on a real file, its error message does not give the reason.
     if path.suffix.lower() == ".npy":
         np.save(encoded, array, allow_pickle=False)
     else:

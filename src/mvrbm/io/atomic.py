@@ -1,16 +1,17 @@
-"""Check output paths before the work starts, and write files and folders atomically after it.
+"""Validate output paths before a computation starts, and write files and folders atomically.
 
-Files and folders are written under a temporary name in the same folder and then renamed, so that nobody ever sees a
-partly written result. `arrays`, `pictures` and :mod:`mvrbm.saving` decide what is written.
+Files and folders are written under a temporary name in the same folder and then renamed, so that no other process sees
+a partly written result. `arrays`, `pictures` and :mod:`mvrbm.saving` produce the contents.
 
-A file is replaced in one step. An existing folder is replaced in two, because no portable call swaps two folders:
+A file is replaced in one step. Replacing an existing folder takes two steps, because no portable call swaps two
+folders:
 
 1. rename ``model`` to ``.model.former``,
 2. rename the temporary folder to ``model``, and remove ``.model.former``.
 
-Ctrl-C and SIGTERM wait until both steps are done, and an error in the second step undoes the first. If the process is
-killed between the steps, the old folder is complete under the name ``.model.former``. :func:`recover_folder` renames it
-back; every function that loads or saves a folder calls it first.
+Ctrl-C and SIGTERM are deferred until both steps are complete, and an error in the second step undoes the first. If the
+process is killed between the steps, ``.model.former`` still contains the complete old folder, and
+:func:`recover_folder` renames it back. Every function that loads or saves a folder calls :func:`recover_folder` first.
 """
 
 import contextlib
@@ -44,33 +45,33 @@ __all__ = [
     "usual_mode",
 ]
 
-# Prefix of temporary files and part of the names of temporary folders.
+# Prefix for the names of temporary files, and part of the names of temporary folders.
 _STAGING = ".mvrbm-"
-# Age in seconds after which a temporary folder counts as abandoned if the file system does not support locks.
+# Age in seconds after which a temporary folder is considered abandoned if the file system does not support locks.
 _ABANDONED = 3600.0
-# Seconds that a running process gets for the two steps of replacing a folder. They usually take microseconds.
+# Maximum time in seconds to wait for another process to finish replacing a folder, which usually takes microseconds.
 _REPLACING = 1.0
-# Seconds between two looks at a folder that is being replaced.
+# Polling interval in seconds while another process replaces a folder.
 _POLL = 0.01
 
 
 def check_output(path: str | os.PathLike[str], force: bool = False, suffixes: Sequence[str] = ()) -> Path:
-    """Return `path`, or raise InputError if a file cannot be written there.
+    """Return `path`, or raise InputError if a file cannot be written to this path.
 
     Parameters
     ----------
     path : path
-        The file to write.
+        Path of the output file.
     force : bool
         Whether an existing file may be replaced.
     suffixes : sequence of str
-        Accepted file name suffixes. Default: any suffix.
+        Accepted file name suffixes. If empty, any suffix is accepted.
     """
     path = Path(path)
     if suffixes and path.suffix.lower() not in suffixes:
         raise InputError(f"{path} should end in one of {' '.join(suffixes)}")
     if _exists(path) and path.is_dir():
-        raise InputError(f"{path} is a folder: name a file to write to")
+        raise InputError(f"{path} is a folder: specify a file instead")
     if _exists(path) and not force:
         raise InputError(f"{path} exists: use --force to replace it")
     if not path.parent.is_dir():
@@ -103,7 +104,7 @@ def _exists(path: Path) -> bool:
 
 
 def usual_mode(mode: int) -> int:
-    """Return the permissions that this process gives to a new file: `mode` without the bits of the umask."""
+    """Return the permissions of newly created files, which are `mode` without the bits in the umask."""
     mask = os.umask(0)
     os.umask(mask)
     return mode & ~mask
@@ -136,7 +137,7 @@ def replace_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def _follow_link(path: Path) -> Path:
-    """Return the target of a symbolic link, which need not exist. Return other paths unchanged."""
+    """Return the target of a symbolic link, even if the target does not exist. Return other paths unchanged."""
     return path.resolve() if path.is_symlink() else path
 
 
@@ -148,12 +149,12 @@ def replace_folder(folder: str | os.PathLike[str], replaceable: Callable[[Path],
     written, or if it is not empty and `replaceable` returns False for it.
     """
     if "\0" in os.fspath(folder):
-        raise StorageError(f"{os.fspath(folder)!r} is not the name of a folder")
+        raise StorageError(f"{os.fspath(folder)!r} is not a valid folder name")
     target = _follow_link(recover_folder(Path(folder)))
     if target.exists() and not target.is_dir():
-        raise StorageError(f"{target} is a file: a folder is needed")
+        raise StorageError(f"{target} is a file: specify a folder instead")
     if target.is_dir() and any(target.iterdir()) and not replaceable(target):
-        raise StorageError(f"{target} holds other files than a model: choose another folder")
+        raise StorageError(f"{target} contains files that are not part of a model: choose another folder")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(_former(target), ignore_errors=True)
@@ -174,7 +175,7 @@ def replace_folder(folder: str | os.PathLike[str], replaceable: Callable[[Path],
 
 
 def _move_into_place(staging: Path, target: Path) -> None:
-    """Rename a finished folder to `target`, in two steps if `target` exists (see the top of this module)."""
+    """Rename a finished folder to `target`. This takes two steps if `target` exists (see the module docstring)."""
     former = _former(target)
     replaces = target.exists()
     if replaces:
@@ -190,14 +191,14 @@ def _move_into_place(staging: Path, target: Path) -> None:
 
 
 def _former(target: Path) -> Path:
-    """Return the name of the old folder between the two steps of replacing it."""
+    """Return the temporary path of the old folder while it is being replaced."""
     return target.parent / f".{target.name}.former"
 
 
 def recover_folder(folder: Path) -> Path:
-    """Return `folder`, after renaming it back if a process was killed between the two steps of replacing it.
+    """Restore `folder` if a process was killed while replacing it, and return `folder`.
 
-    A process that is still running may be between the steps. It gets some time to finish first.
+    If another process may still be replacing the folder, wait for a short time first.
     """
     with contextlib.suppress(OSError, ValueError):
         target = _follow_link(folder)
@@ -210,7 +211,7 @@ def recover_folder(folder: Path) -> Path:
 
 
 def remove_leftovers(home: Path, prefix: str) -> None:
-    """Remove the temporary folders that killed processes left in `home`. Their names begin with `prefix`."""
+    """Remove temporary folders in `home` that were left by killed processes and have names starting with `prefix`."""
     for folder in home.iterdir():
         if folder.name.startswith(prefix):
             with contextlib.suppress(OSError), lock(folder) as locked:
@@ -220,10 +221,10 @@ def remove_leftovers(home: Path, prefix: str) -> None:
 
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[bool]:
-    """Lock a folder against other processes, or raise BlockingIOError if another process has locked it.
+    """Acquire an exclusive lock on a folder, or raise BlockingIOError if another process has locked it.
 
-    The operating system releases the lock when the process ends for any reason. Yields False if the platform or the
-    file system does not support locks.
+    The operating system releases the lock when the process ends for any reason. Yield True if the folder is locked, or
+    False if the platform or the file system does not support locks.
     """
     if sys.platform == "win32":
         yield False
@@ -243,7 +244,7 @@ def lock(folder: Path) -> Iterator[bool]:
 
 
 def finish_folder(folder: Path) -> None:
-    """Set the usual permissions on a folder and its files, and flush them to disk."""
+    """Set the default permissions on a folder and its files, and flush them to disk."""
     folder.chmod(usual_mode(0o777))
     for file in folder.iterdir():
         file.chmod(usual_mode(0o666))

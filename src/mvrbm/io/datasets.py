@@ -1,6 +1,6 @@
-"""Load named data sets: some ship with other packages, and MNIST and Fashion-MNIST are downloaded once.
+"""Load named datasets. Some are included in other packages. MNIST and Fashion-MNIST are downloaded once.
 
-:func:`load` returns a data set by name, :func:`where` finds its files, and :func:`fetch` downloads them. `formats`
+:func:`load` returns a dataset by name, :func:`where` locates its files, and :func:`fetch` downloads them. `formats`
 reads the files.
 """
 
@@ -23,19 +23,21 @@ from mvrbm.io.formats import first_line, read_idx
 __all__ = ["NAMES", "Dataset", "DatasetError", "describe", "fetch", "load", "patches", "where"]
 
 Array = NDArray[Any]
-# Data set that error messages suggest if there is no network.
+# Dataset that error messages suggest if there is no network connection.
 _ALTERNATIVE = "mnist-5k"
-# Largest file, in bytes, that is downloaded.
+# Maximum size of a downloaded file in bytes.
 _LARGEST_DOWNLOAD = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named data set with its samples, its labels and a description of one line.
+    """A named dataset with its samples, labels and a one-line description.
 
-    `arrays` has the samples along the first axis, in the dtype in which they are stored. For ``"natural-images"`` it is
-    a tuple of arrays of different sizes, and for ``"indian-pines"`` one cube (rows, columns, bands). `labels` has one
-    label per sample, or one per pixel for ``"indian-pines"``. It is None for ``"natural-images"``.
+    `arrays` contains the samples along the first axis, in their stored dtype. For ``"natural-images"``, it is a tuple
+    of arrays of different sizes. For ``"indian-pines"``, it is a single array of shape (rows, columns, bands).
+
+    `labels` contains one label per sample, or one label per pixel for ``"indian-pines"``. For ``"natural-images"``, it
+    is None.
     """
 
     name: str
@@ -45,25 +47,25 @@ class Dataset:
 
 
 class _Files(NamedTuple):
-    """A data set of four idx files, which are downloaded from public mirrors."""
+    """A dataset of four idx files that are downloaded from public mirrors."""
 
     description: str
     mirrors: tuple[str, ...]
     #: MD5 checksum of each file.
     checksums: dict[str, str]
-    #: Labels by which MNIST and Fashion-MNIST, whose files have the same names, are told apart.
+    #: First labels in the test set. They distinguish MNIST from Fashion-MNIST, whose files have the same names.
     first_test_labels: bytes
 
 
 class _Packaged(NamedTuple):
-    """A data set that ships with another package."""
+    """A dataset included in another package."""
 
     description: str
     package: str
     read: Callable[[], tuple[Any, Array | None]]
 
 
-# Names of the files with images and labels, by split.
+# Names of the image and label files for each split.
 _FILE_NAMES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -71,29 +73,29 @@ _FILE_NAMES = {
 
 
 def load(name: str, *, split: str = "train", data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """Return a data set by name.
+    """Load a dataset by name.
 
     Parameters
     ----------
     name : str
         One of `NAMES`.
     split : {"train", "test", "all"}
-        Part of the data set. Data sets without a test part have all samples in ``"train"``.
+        Split to load. For datasets without a test split, ``"train"`` contains all samples.
     data_dir : path, optional
-        Folder that is searched first for files of data sets that are downloaded.
+        Folder to search first for the files of downloadable datasets.
     """
     entry = _entry(name)
     if split not in ("train", "test", "all"):
         raise DatasetError(f"split must be 'train', 'test' or 'all', got {split!r}")
     if isinstance(entry, _Packaged):
         if split == "test":
-            raise DatasetError(f"'{name}' has no test part: all of its samples are in split 'train'")
+            raise DatasetError(f"'{name}' has no test split: all samples are in split 'train'")
         images, labels = entry.read()
         return Dataset(name, images, labels, entry.description)
     folder = where(name, data_dir)
     if folder is None:
         reason = f"'{name}' is not on this machine: run 'mvrbm data fetch {name}', point MVRBM_DATA or --data-dir at a"
-        raise DatasetError(f"{reason} copy of its idx files, or use '{_ALTERNATIVE}', which needs no download")
+        raise DatasetError(f"{reason} copy of its idx files, or use '{_ALTERNATIVE}', which requires no download")
     parts = ("train", "test") if split == "all" else (split,)
     files = zip(*(_FILE_NAMES[part] for part in parts), strict=True)
     images, labels = (np.concatenate([read_idx(_existing(folder, name)) for name in names]) for names in files)
@@ -103,16 +105,16 @@ def load(name: str, *, split: str = "train", data_dir: str | os.PathLike[str] | 
 
 
 def describe(name: str) -> str:
-    """Describe a data set in one line."""
+    """Return a one-line description of a dataset."""
     return _entry(name).description
 
 
 def where(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
-    """Return the folder of a data set's files, or None if they are not on this machine.
+    """Return the folder that contains a dataset's files, or None if they are not on this machine.
 
-    The search order is `data_dir`, the folder named by the environment variable ``MVRBM_DATA``, and the cache. In the
-    first two, a subfolder with the name of the data set takes precedence over the folder itself. For data that ships
-    with another package, the folder of the package is returned.
+    The search order is `data_dir`, the folder given by the environment variable ``MVRBM_DATA``, and the cache. In the
+    first two, a subfolder with the name of the dataset takes precedence over the folder itself. For a dataset included
+    in another package, return the folder of that package.
     """
     entry = _entry(name)
     if isinstance(entry, _Packaged):
@@ -128,7 +130,7 @@ def where(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path | N
 
 def _entry(name: str) -> _Files | _Packaged:
     if name not in _SETS:
-        raise DatasetError(f"unknown data set '{name}': choose one of {', '.join(_SETS)}")
+        raise DatasetError(f"unknown dataset '{name}': choose one of {', '.join(_SETS)}")
     return _SETS[name]
 
 
@@ -137,7 +139,7 @@ def _cache(name: str) -> Path:
 
 
 def _existing(folder: Path, file: str) -> Path:
-    """Return the path of the plain file if it exists, otherwise the path of the compressed file."""
+    """Return the path to the uncompressed file if it exists, or to the compressed file otherwise."""
     plain = folder / file
     return plain if plain.is_file() else folder / f"{file}.gz"
 
@@ -147,16 +149,16 @@ def _is_another_set(test_labels: Path, entry: _Files) -> bool:
     try:
         return read_idx(test_labels).ravel()[:10].tobytes() in others
     except InputError:
-        return False  # The file is damaged, which `load` reports.
+        return False  # The file is damaged. `load` reports the error.
 
 
 # -- downloading ------------------------------------------------------------------------------------
 
 
 def fetch(name: str, *, show_progress: bool = True) -> Path:
-    """Download a data set into the cache, unless it is there already, and return its folder.
+    """Download a dataset to the cache, unless it is already there, and return its folder.
 
-    A file gets its final name after its checksum has been verified.
+    A file is given its final name only after its checksum has been verified.
     """
     entry = _entry(name)
     folder = _cache(name)
@@ -173,7 +175,7 @@ def fetch(name: str, *, show_progress: bool = True) -> Path:
 
 
 def _download(name: str, mirrors: Sequence[str], target: Path, checksum: str, show_progress: bool) -> None:
-    """Download a file from the first mirror that has it, unless it exists and its checksum is right."""
+    """Download a file from the first working mirror, unless the file already exists and has the correct checksum."""
     pooch = require("pooch", "downloading data", "data")
     if target.is_file() and pooch.file_hash(str(target), "md5") == checksum:
         return
@@ -187,21 +189,21 @@ def _download(name: str, mirrors: Sequence[str], target: Path, checksum: str, sh
             pooch.retrieve(mirror + target.name, f"md5:{checksum}", target.name, target.parent, downloader=server)
             target.chmod(usual_mode(0o666))
             return
-        except (OSError, ValueError) as error:  # The exceptions of requests are OSErrors.
+        except (OSError, ValueError) as error:  # Exceptions raised by requests are OSErrors.
             reasons[_root_cause(error)] = None
-    reason = f"{target.name} of '{name}' could not be downloaded ({'; '.join(reasons)}): is there a network?"
-    raise DatasetError(f"{reason} Without one, use '{_ALTERNATIVE}', or point MVRBM_DATA at a copy")
+    reason = f"{target.name} for '{name}' could not be downloaded ({'; '.join(reasons)}): check the network connection,"
+    raise DatasetError(f"{reason} use '{_ALTERNATIVE}', or point MVRBM_DATA at a copy")
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return the message of the innermost exception of a failed request. The outer ones only add to its length."""
+    """Return the message of the innermost exception in a failed request. The outer exceptions add no information."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return getattr(error, "strerror", None) or first_line(error)
 
 
 class _SizeGuard:
-    """A progress bar for pooch that shows nothing, and stops downloads that are far too large."""
+    """A silent progress bar for pooch that aborts downloads that are far too large."""
 
     total = 0
     received = 0
@@ -209,7 +211,7 @@ class _SizeGuard:
     def update(self, n: int) -> None:
         self.received += n
         if self.received > _LARGEST_DOWNLOAD:
-            raise ValueError("the response is far larger than the file")
+            raise ValueError("the response is far larger than expected")
 
     def reset(self) -> None:
         self.received = 0
@@ -219,19 +221,20 @@ class _SizeGuard:
 
 # -- patches ----------------------------------------------------------------------------------------
 
-# Weights of red, green and blue in the luminance (BT.601).
+# Luminance weights for red, green and blue (BT.601).
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def patches(images: Sequence[Array], size: int | tuple[int, int], n: int, seed: int = 0) -> NDArray[np.float32]:
-    """Cut random patches out of images and convert them to gray.
+    """Extract random patches from images and convert them to grayscale.
 
     Parameters
     ----------
     images : sequence of arrays
-        Gray (rows, columns) or color (rows, columns, 3). Bytes are divided by 255, and floats are used unchanged.
+        Grayscale images of shape (rows, columns) or color images of shape (rows, columns, 3). Bytes are divided by 255.
+        Floats are used unchanged.
     size : int or (int, int)
-        Rows and columns of a patch.
+        Number of rows and columns in a patch.
     n : int
         Number of patches. All positions in all images are equally likely.
     seed : int
@@ -239,14 +242,14 @@ def patches(images: Sequence[Array], size: int | tuple[int, int], n: int, seed: 
 
     Returns
     -------
-    float32 array (n, rows, columns)
+    float32 array of shape (n, rows, columns)
     """
     rows, columns = (size, size) if isinstance(size, int) else size
     if rows < 1 or columns < 1 or n < 1:
-        raise InputError(f"patches need sizes and a number of at least 1, got {rows}x{columns} and {n}")
+        raise InputError(f"the size and the number of patches must be positive, got {rows}x{columns} and {n}")
     fitting = [image for image in images if image.shape[0] >= rows and image.shape[1] >= columns]
     if not fitting:
-        raise InputError(f"no image is as large as a patch of {rows}x{columns}")
+        raise InputError(f"no image is large enough for a patch of {rows}x{columns}")
     random = np.random.default_rng(seed)
     places = np.array([(image.shape[0] - rows + 1) * (image.shape[1] - columns + 1) for image in fitting])
     chosen = random.choice(len(fitting), size=n, p=places / places.sum())
@@ -262,12 +265,12 @@ def patches(images: Sequence[Array], size: int | tuple[int, int], n: int, seed: 
 
 def _gray(image: Array) -> NDArray[np.float32]:
     if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
-        raise InputError(f"an image is an array (rows, columns) or (rows, columns, 3), got {image.shape}")
+        raise InputError(f"images must have shape (rows, columns) or (rows, columns, 3), got {image.shape}")
     values = image.astype(np.float32) / np.float32(255 if image.dtype == np.uint8 else 1)
     return values if image.ndim == 2 else np.asarray(values @ _LUMA, np.float32)
 
 
-# -- the sets ---------------------------------------------------------------------------------------
+# -- datasets ---------------------------------------------------------------------------------------
 
 
 def _mnist_5k() -> tuple[Array, Array]:
@@ -295,7 +298,7 @@ def _natural_images() -> tuple[tuple[Array, ...], None]:
     try:
         ours = [np.asarray(getattr(data, name)()) for name in _SKIMAGE.split()]
     except (OSError, AttributeError) as error:
-        raise DatasetError(f"the images of scikit-image are not on this machine: {error}") from error
+        raise DatasetError(f"the scikit-image sample images are not on this machine: {error}") from error
     return (*ours, *map(np.asarray, load_sample_images().images)), None
 
 
@@ -331,14 +334,14 @@ _SETS: dict[str, _Files | _Packaged] = {
         },
         bytes([9, 2, 1, 1, 6, 1, 4, 6, 5, 7]),
     ),
-    "digits": _Packaged("1,797 digits of 8x8, from 0 to 1 (in scikit-learn)", "sklearn", _digits),
+    "digits": _Packaged("1,797 digits, 8x8 values from 0 to 1 (in scikit-learn)", "sklearn", _digits),
     "natural-images": _Packaged(
         "15 photographs and textures (in scikit-image, scikit-learn)", "skimage", _natural_images
     ),
     "indian-pines": _Packaged(
-        "145x145 pixels of 200 bands, with labels (in TensorLy; CC BY 3.0)", "tensorly", _indian_pines
+        "145x145 pixels with 200 bands and labels (in TensorLy; CC BY 3.0)", "tensorly", _indian_pines
     ),
 }
 
-#: Names of all data sets.
+#: Names of all datasets.
 NAMES: tuple[str, ...] = tuple(_SETS)

@@ -1,4 +1,4 @@
-"""Read documents as word counts, from texts in a folder, file or table, or from counts in svmlight or npz files."""
+"""Read documents as word counts, from text in a folder, file or table, or from counts in svmlight or npz files."""
 
 import csv
 import sys
@@ -14,18 +14,18 @@ from mvrbm.errors import InputError
 from mvrbm.io.formats import read_npz, reading
 from mvrbm.io.untrusted import Budget
 
-#: File name suffixes of word counts.
+#: File name suffixes for word counts.
 COUNT_SUFFIXES = (".svm", ".svmlight", ".libsvm", ".feat", ".npz")
-# Memory, in bytes, that the name of a word takes if words are numbered.
+# Memory in bytes used by the name of a word if words are identified by indices.
 _BYTES_PER_WORD = 64
-# Words of at least three letters of any alphabet, without digits and underscores.
+# Regular expression for words with at least three letters in any alphabet, without digits and underscores.
 _WORD = r"(?u)\b[^\W\d_]{3,}\b"
 
 
 def read_documents(
     path: Path, *, column: str | None = None, vocabulary: Path | None = None, max_words: int = 2000
 ) -> tuple[Any, list[str]]:
-    """Return word counts, as a sparse matrix (n, n_words), and the list of words.
+    """Return word counts, as a sparse matrix of shape (n, n_words), and the list of words.
 
     Parameters
     ----------
@@ -34,19 +34,20 @@ def read_documents(
 
         - a folder of .txt files with one document each,
         - a .txt file with one document per line,
-        - a .csv file with a column of texts,
+        - a .csv file with a text column,
         - a file of counts (.svm, .svmlight, .libsvm, .feat) with one line ``label word:count word:count ...`` per
-          document, where words are numbers,
-        - a sparse matrix of counts that SciPy saved (.npz).
+          document, where words are given by their indices,
+        - a sparse matrix of counts saved by SciPy (.npz).
     column : str, optional
-        Name of the column of texts in a .csv file. Default: the only column, or the column named ``text``.
+        Name of the text column in a .csv file. Default: the only column, or the column named ``text``.
     vocabulary : Path, optional
-        File with the words for a file of counts: the first field of each line. Default: the numbers of the words.
+        Vocabulary for a file of counts. The first field on each line is the word. If None, word indices are used as
+        words.
     max_words : int
-        Largest vocabulary for texts. The most frequent words are kept, without English stop words.
+        Maximum size of the vocabulary for text. The most frequent words are kept, excluding English stop words.
     """
     if path.suffix.lower() in COUNT_SUFFIXES and path.is_file():
-        with np.errstate(over="ignore"):  # Counts too large for float32 become infinite, which is checked below.
+        with np.errstate(over="ignore"):  # Counts too large for float32 become infinite and raise an error below.
             counts, first = (_npz(path), 0) if path.suffix.lower() == ".npz" else _svmlight(path)
         if not np.isfinite(counts.data).all():
             raise InputError(f"{path} has counts that are not finite")
@@ -54,17 +55,20 @@ def read_documents(
             return counts, [str(number) for number in range(first, first + counts.shape[1])]
         words = [line.split()[0] for line in _lines(vocabulary) if line.strip()]
         if len(words) < counts.shape[1]:
-            raise InputError(f"{vocabulary} has {len(words):,} words, but {path} has counts of {counts.shape[1]:,}")
+            raise InputError(f"{vocabulary} has {len(words):,} words, but {path} has counts for {counts.shape[1]:,}")
         counts.resize(counts.shape[0], len(words))
         return counts, words
     if vocabulary is not None:
-        raise InputError(f"a vocabulary goes with counts ({', '.join(COUNT_SUFFIXES)}), but {path} has texts")
+        suffixes = ", ".join(COUNT_SUFFIXES)
+        raise InputError(f"a vocabulary can only be used with counts ({suffixes}), but {path} contains text")
     texts = [text for text in _texts(path, column) if text.strip()]
     if not texts:
-        raise InputError(f"{path} has no documents: a folder of .txt files, or a file with one document per line")
+        raise InputError(
+            f"{path} has no documents: specify a folder of .txt files, or a file with one document per line"
+        )
     from sklearn.feature_extraction.text import CountVectorizer
 
-    # A word that occurs in a single document says nothing about other documents.
+    # Ignore words that occur in a single document, which carry no information about other documents.
     vectorizer = CountVectorizer(
         stop_words="english", token_pattern=_WORD, max_features=max_words, min_df=min(2, len(texts))
     )
@@ -72,7 +76,7 @@ def read_documents(
         counts = vectorizer.fit_transform(texts)
     except ValueError as error:
         raise InputError(
-            f"{path} has no word of three letters or more that occurs in two of its {len(texts):,} documents"
+            f"{path} has no word with at least three letters that occurs in two of its {len(texts):,} documents"
         ) from error
     return counts, vectorizer.get_feature_names_out().tolist()
 
@@ -82,7 +86,7 @@ def _lines(path: Path) -> Iterator[str]:
         try:
             yield from file
         except UnicodeDecodeError:
-            raise InputError(f"{path} is not a text file in UTF-8") from None
+            raise InputError(f"{path} is not a UTF-8 text file") from None
 
 
 def _texts(path: Path, column: str | None) -> Iterator[str]:
@@ -95,9 +99,7 @@ def _texts(path: Path, column: str | None) -> Iterator[str]:
         yield from _lines(path)
     else:
         path.stat()  # Raises an error if the file does not exist.
-        raise InputError(
-            f"{path} is neither a folder nor a file of a known kind: .txt, .csv, {', '.join(COUNT_SUFFIXES)}"
-        )
+        raise InputError(f"{path} is neither a folder nor a supported file: .txt, .csv, {', '.join(COUNT_SUFFIXES)}")
 
 
 def _column(path: Path, column: str | None) -> Iterator[str]:
@@ -106,15 +108,15 @@ def _column(path: Path, column: str | None) -> Iterator[str]:
     names = list(table.fieldnames or [])
     wanted = column or (names[0] if len(names) == 1 else "text")
     if wanted not in names:
-        hint = "" if column else ": name the column of texts with --column"
-        raise InputError(f"{path} has no column '{wanted}', it has {names}{hint}")
+        hint = "" if column else ": name the text column with --column"
+        raise InputError(f"{path} has no column '{wanted}', only {names}{hint}")
     for row in table:
         yield row[wanted] or ""
 
 
 def _svmlight(path: Path) -> tuple[Any, int]:
-    """Return the counts, and the number of the first word: 0 if it occurs in the file, otherwise 1."""
-    # scikit-learn's reader requires sorted word numbers, but many files are not sorted.
+    """Return the counts and the index of the first word, which is 0 if index 0 occurs in the file, or 1 otherwise."""
+    # scikit-learn's reader requires sorted indices, but many files are not sorted.
     ends = [0]
     words = []
     counts = []
@@ -125,13 +127,13 @@ def _svmlight(path: Path) -> tuple[Any, int]:
                 words.append(int(word))
                 counts.append(float(count))
             except ValueError:
-                raise InputError(f"{path}, line {number}: {pair!r:.40} is not word:count") from None
+                raise InputError(f"{path}, line {number}: expected word:count, got {pair!r:.40}") from None
         ends.append(len(words))
     if not words:
         raise InputError(f"{path} has no counts: lines must be 'label word:count word:count ...'")
     first = 0 if min(words) == 0 else 1
     if min(words) < first:
-        raise InputError(f"{path} has the word number {min(words)}: numbers start at 0 or 1")
+        raise InputError(f"{path} contains word index {min(words)}: indices start at 0 or 1")
     _check_words(path, max(words))
     columns = np.array(words) - first
     matrix = sparse.csr_matrix((counts, columns, ends), shape=(len(ends) - 1, int(columns.max()) + 1), dtype=np.float32)
@@ -140,13 +142,16 @@ def _svmlight(path: Path) -> tuple[Any, int]:
 
 
 def _npz(path: Path) -> Any:
-    """Read a sparse matrix that scipy.sparse.save_npz wrote. SciPy's reader would allocate whatever the file claims."""
+    """Read a sparse matrix written by `scipy.sparse.save_npz`.
+
+    SciPy's own reader would allocate arrays of any size that the file claims.
+    """
     data, indices, indptr, shape = (read_npz(path, key) for key in ("data", "indices", "indptr", "shape"))
     with reading(path):
         with zipfile.ZipFile(path) as archive, archive.open("format.npy") as file:
             kind = file.read(1000)[-3:]
         if kind != b"csr":
-            raise InputError(f"{path} is stored as {kind!r}: convert it with tocsr() before it is saved")
+            raise InputError(f"{path} is stored as {kind!r}: convert the matrix with tocsr() before saving it")
         n_documents, n_words = (int(size) for size in shape)
         _check_words(path, n_words)
         matrix = sparse.csr_matrix((data.astype(np.float32), indices, indptr), shape=(n_documents, n_words))
@@ -155,5 +160,5 @@ def _npz(path: Path) -> Any:
 
 
 def _check_words(path: Path, n_words: int) -> None:
-    """Raise InputError if the names of so many words take more memory than the size of the file justifies."""
+    """Raise InputError if the names of `n_words` words require more memory than the size of the file justifies."""
     Budget(path).spend(_BYTES_PER_WORD * n_words, f"{path}: a vocabulary of {n_words:,} words")

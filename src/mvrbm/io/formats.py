@@ -1,7 +1,7 @@
-"""Read the binary array formats .npy, .npz and idx, and find image files in folders.
+"""Read arrays in the binary formats .npy, .npz and idx, and list image files in folders.
 
-`pictures` reads images, and `arrays` chooses a reader for a file, a folder or a name. Every reader compares the size
-that a file claims with the size of the file before it allocates memory. Pickles are never read.
+`pictures` reads images, and `arrays` selects the reader for a file, a folder or a dataset name. Before allocating
+memory, every reader compares the array size in a file's header with the actual file size. Pickles are never read.
 """
 
 import contextlib
@@ -39,39 +39,39 @@ __all__ = [
 
 Array = NDArray[Any]
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
-#: Largest array, in bytes, that is read into memory by default.
+#: Default maximum size in bytes of an array that is read into memory.
 LARGEST = 4 * 2**30
 
-# Largest number of axes of an array.
+# Maximum number of axes in an array.
 _LARGEST_ORDER = 16
-# Largest size, in bytes, of the header of a .npy file.
+# Maximum size in bytes of the header in a .npy file.
 _LARGEST_HEADER = 10_000
-# NumPy dtypes by the type codes of idx files.
+# Mapping from idx type codes to NumPy dtypes.
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-#: Largest number of bytes that one byte of a deflate stream can expand to.
+#: Maximum compression ratio of a deflate stream.
 BEST_COMPRESSION = 1032
-# Bytes per block when entries are read from a stream.
+# Block size in bytes when reading entries from a stream.
 _BLOCK = 2**20
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its class name if it has none."""
+    """Return the first line of an error message, or the class name of the error if it has no message."""
     return next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
 
 
 def images_in(folder: Path) -> list[Path]:
-    """Return the image files in a folder, sorted by name. Hidden files are skipped."""
+    """Return the image files in a folder, sorted by name and excluding hidden files."""
     visible = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
     found = [path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES]
     if not found:
-        raise InputError(f"{folder} holds no images: supported are {' '.join(IMAGE_SUFFIXES)}")
+        raise InputError(f"{folder} contains no images: supported formats are {' '.join(IMAGE_SUFFIXES)}")
     return found
 
 
 def images_by_class(folder: Path) -> dict[str, list[Path]]:
-    """Return the image files of each subfolder, by the name of the subfolder.
+    """Return a mapping from the name of each subfolder to the image files in the subfolder.
 
-    A folder that holds images itself, or has no subfolders, is a single class with the name "".
+    A folder that directly contains images or has no subfolders is treated as a single class named "".
     """
     inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     if not inner or any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.iterdir()):
@@ -81,20 +81,23 @@ def images_by_class(folder: Path) -> dict[str, list[Path]]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert every error while a file is read to an InputError that names the file."""
+    """Convert all errors raised while reading a file to an InputError that includes the file name."""
     check_regular_file(path)
     try:
         yield
     except (InputError, MemoryError):
         raise
-    except Exception as error:  # NumPy, zipfile and gzip raise almost anything for a damaged file.
+    except Exception as error:  # NumPy, zipfile and gzip raise many exception types for damaged files.
         if isinstance(error, OSError) and error.strerror:
             raise InputError(f"{path} cannot be read: {error.strerror}") from error
         raise InputError(f"{path} is damaged or truncated: {first_line(error)}") from error
 
 
 def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False, texts: bool = False) -> Array:
-    """Memory-map a ``.npy`` file of booleans, integers, floats or, if `texts` is true, strings. It is read-only."""
+    """Open a ``.npy`` file as a read-only memory map.
+
+    The file must contain booleans, integers or floats. Strings are also accepted if `texts` is true.
+    """
     path = Path(path)
     with reading(path), path.open("rb") as file:
         shape, by_column, dtype = _npy_header(file, str(path), allow_empty, texts)
@@ -102,7 +105,7 @@ def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False, texts: 
         size = os.fstat(file.fileno()).st_size
     if 0 in shape:
         if math.prod(size for size in shape if size) * dtype.itemsize > np.iinfo(np.intp).max:
-            raise InputError(f"{path} has an impossible shape: {shape}")
+            raise InputError(f"{path} has an invalid shape: {shape}")
         return np.empty(shape, dtype)
     needed = math.prod(shape) * dtype.itemsize
     if start + needed > size:
@@ -112,9 +115,10 @@ def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False, texts: 
 
 
 def check_mapped(array: Any) -> None:
-    """Raise InputError if the file of a memory-mapped array has been truncated. Reading it would kill the process.
+    """Raise InputError if the file behind a memory-mapped array has been truncated.
 
-    This check cannot protect against a file that is truncated between the check and the access.
+    Reading a truncated memory map would kill the process. This check does not help if the file is truncated between the
+    check and the access.
     """
     file = array
     while file is not None and not isinstance(file, mmap.mmap):
@@ -123,23 +127,25 @@ def check_mapped(array: Any) -> None:
         return
     mapped = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + len(file)
     if (size := file.size()) < mapped:
-        raise InputError(f"{array.filename} has been truncated: it has {size:,} bytes, and had {mapped:,}")
+        raise InputError(f"{array.filename} has been truncated from {mapped:,} to {size:,} bytes")
 
 
 def read_npz(path: str | os.PathLike[str], key: str | None = None, *, largest: int = LARGEST) -> Array:
-    """Read an array from a ``.npz`` archive. `key` may be None if the archive holds a single array."""
+    """Read an array from a ``.npz`` archive. `key` may be None if the archive contains only one array."""
     path = Path(path)
     with reading(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         if not members:
-            raise InputError(f"{path} holds no array")
+            raise InputError(f"{path} contains no array")
         if key is None and len(members) > 1:
-            raise InputError(f"{path} holds {len(members)} arrays, {some_of(members)}: name one as {path.name}:KEY")
+            raise InputError(
+                f"{path} contains {len(members)} arrays ({some_of(members)}): select one with {path.name}:KEY"
+            )
         if key is not None and key not in members:
-            raise InputError(f"{path} holds no array '{key}', only {some_of(members)}")
+            raise InputError(f"{path} contains no array '{key}', only {some_of(members)}")
         name, info = (key, members[key]) if key is not None else next(iter(members.items()))
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise InputError(f"{path} uses an unsupported compression: NumPy stores or deflates")
+            raise InputError(f"{path} uses an unsupported compression method: save it with numpy.savez_compressed")
         with archive.open(info) as member:
             what = f"{path}:{name}"
             shape, by_column, dtype = _npy_header(member, what)
@@ -156,13 +162,13 @@ def _npy_header(
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     length = file.read(2 if version == (1, 0) else 4)
     size = int.from_bytes(length, "little")
-    if size > _LARGEST_HEADER:  # NumPy would allocate that much memory before it reads the header.
-        raise InputError(f"{what} claims a header of {size:,} bytes: up to {_LARGEST_HEADER:,} are supported")
+    if size > _LARGEST_HEADER:  # NumPy would allocate this much memory before reading the header.
+        raise InputError(f"{what} declares a header of {size:,} bytes: the maximum is {_LARGEST_HEADER:,}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python's parser warns about odd literals. The result is checked below.
+        warnings.simplefilter("ignore")  # Python's parser warns about unusual literals. The result is validated below.
         shape, by_column, dtype = read(io.BytesIO(length + file.read(size)))
     if dtype.hasobject:
-        raise InputError(f"{what} holds Python objects, which are never read: save numbers")
+        raise InputError(f"{what} contains Python objects, which are not supported: save a numeric array instead")
     is_text = texts and dtype.kind == "U" and dtype.itemsize > 0
     if not is_text and (dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.subdtype is not None):
         raise InputError(f"{what} has entries of type {dtype.name}: booleans, integers or floats are required")
@@ -177,13 +183,15 @@ def _npy_header(
 def _read_entries(
     file: IO[bytes], what: str, shape: tuple[int, ...], dtype: np.dtype[Any], available: int, largest: int
 ) -> Array:
-    """Read the entries of an array as a vector. The file must end with the last entry."""
+    """Read the entries of an array as a one-dimensional array. The file must end after the last entry."""
     needed = math.prod(shape) * dtype.itemsize
     if needed > largest:
-        raise InputError(f"{what} claims {needed:,} bytes for shape {shape}, more than the limit of {largest:,}")
+        raise InputError(f"{what} declares {needed:,} bytes for shape {shape}, more than the limit of {largest:,}")
     if needed > available:
-        raise InputError(f"{what} is truncated: shape {shape} needs {needed:,} bytes, at most {available:,} are there")
-    content = bytearray()  # It grows block by block, because the sizes in the directory of an archive may be wrong.
+        raise InputError(
+            f"{what} is truncated: shape {shape} requires {needed:,} bytes, but there are at most {available:,}"
+        )
+    content = bytearray()  # Grows one block at a time, because the sizes in an archive's directory may be wrong.
     while len(content) < needed:
         block = file.read(min(_BLOCK, needed - len(content)))
         if not block:
@@ -195,13 +203,13 @@ def _read_entries(
 
 
 def some_of(names: Iterable[str], most: int = 8) -> str:
-    """Join the first names for a message."""
+    """Join the first `most` names for use in a message."""
     names = list(names)
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def read_idx(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Array:
-    """Read an array of up to `largest` bytes from an idx file (the format of MNIST), plain or compressed with gzip."""
+    """Read an array of at most `largest` bytes from an idx file (the MNIST format), optionally compressed with gzip."""
     path = Path(path)
     with reading(path), path.open("rb") as raw:
         size = os.fstat(raw.fileno()).st_size
@@ -220,10 +228,10 @@ def _parse_idx(file: IO[bytes], path: Path, available: int, largest: int) -> Arr
     dtype = np.dtype(_IDX_TYPES[head[2]])
     order = head[3]
     if not 1 <= order <= _LARGEST_ORDER:
-        raise InputError(f"{path} claims to have {order} dimensions: 1 to {_LARGEST_ORDER} are supported")
+        raise InputError(f"{path} declares {order} dimensions: 1 to {_LARGEST_ORDER} are supported")
     sizes = file.read(4 * order)
     if len(sizes) < 4 * order:
-        raise InputError(f"{path} is truncated: it ends within its header")
+        raise InputError(f"{path} is truncated: the header is incomplete")
     shape = struct.unpack(f">{order}I", sizes)
     if 0 in shape:
         raise InputError(f"{path} has no entries: its shape is {shape}")

@@ -1,6 +1,6 @@
-"""Data sets larger than memory, whose samples are read on demand: shards, stored arrays and PyTorch datasets.
+"""Datasets larger than memory, with samples read on demand from shards, stored arrays or PyTorch datasets.
 
-A folder of shards holds ``.npy`` files, which may have different lengths.
+A folder of shards contains ``.npy`` files, which may differ in length.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Array = NDArray[Any]
 
 
 def is_folder_of_shards(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a folder that holds ``.npy`` files."""
+    """Return whether a path is a folder that contains ``.npy`` files."""
     folder = Path(path)
     return folder.is_dir() and any(folder.glob("*.npy"))
 
 
 class Rows(ABC):
-    """Samples that are read when they are indexed, so that the data set can be larger than memory.
+    """Base class for array-like datasets that are larger than memory. Samples are read when they are indexed.
 
-    Estimators accept them instead of an array. `dtype` is uint8, float32 or float64.
+    Estimators accept such datasets in place of arrays. `dtype` is uint8, float32 or float64.
     """
 
-    #: Whether the same row can differ each time it is read, for example because of random augmentation.
+    #: Whether a row can change between reads, for example because of random augmentation.
     may_change: ClassVar[bool] = False
 
     def __init__(self, n: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -46,7 +46,10 @@ class Rows(ABC):
 
     @abstractmethod
     def _read(self, numbers: Array) -> Array:
-        """Read the rows with the given numbers: (m, ...), with as many entries per sample as its shape has."""
+        """Read the rows with the given indices, as an array of shape (m, ...).
+
+        The number of entries per row must match the shape of a sample.
+        """
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -54,27 +57,27 @@ class Rows(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the whole data set, (n, ...)."""
+        """Shape of the dataset, (n, ...)."""
         return (len(self), *self._sample)
 
     @property
     def ndim(self) -> int:
-        """Number of axes of the whole data set."""
+        """Number of axes of the dataset."""
         return 1 + len(self._sample)
 
     def reshape(self, n: int, *shape: int) -> Self:
-        """Return the same samples with another shape."""
+        """Return the same samples with a different shape."""
         if n != len(self) or math.prod(shape) != math.prod(self._sample):
-            raise ShardError(f"rows of shape {self._sample} cannot become {shape}")
+            raise ShardError(f"rows of shape {self._sample} cannot be reshaped to {shape}")
         other = copy.copy(self)
         other._sample = tuple(shape)
         return other
 
     def __getitem__(self, rows: Sequence[int] | slice | Array) -> Array:
-        """Read the rows with the given numbers, or a slice of rows: (m, *shape of a sample)."""
+        """Read the rows given by indices or a slice, as an array of shape (m, *sample shape)."""
         numbers = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
         if len(numbers) and (numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= len(self)):
-            raise ShardError(f"rows are numbers from 0 to {len(self) - 1}, got {numbers!r:.60}")
+            raise ShardError(f"row indices must be integers from 0 to {len(self) - 1}, got {numbers!r:.60}")
         found = self._read(numbers) if len(numbers) else np.empty(0, self.dtype)
         return np.asarray(found, self.dtype).reshape(len(numbers), *self._sample)
 
@@ -86,25 +89,25 @@ class Rows(ABC):
 class Shards(Rows):
     """The rows of several ``.npy`` files, concatenated in the order of the file names.
 
-    The files are memory-mapped. They may have no rows, but not all of them.
+    The files are memory-mapped. Some of them may be empty, but at least one must contain a row.
 
     Parameters
     ----------
     folder : path
-        Folder with the files.
+        Folder that contains the files.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.paths = sorted(Path(folder).glob("*.npy")) if is_folder_of_shards(folder) else []
         if not self.paths:
-            raise ShardError(f"{folder} holds no .npy files")
+            raise ShardError(f"{folder} contains no .npy files")
         self._parts = [_mapped(path) for path in self.paths]
         first = self._parts[0]
         for path, part in zip(self.paths, self._parts, strict=True):
             if (part.shape[1:], part.dtype) != (first.shape[1:], first.dtype):
                 raise ShardError(
-                    f"{path} holds samples of shape {part.shape[1:]} and type {part.dtype}, "
-                    f"but {self.paths[0]} holds samples of shape {first.shape[1:]} and type {first.dtype}"
+                    f"{path} contains samples of shape {part.shape[1:]} and type {part.dtype}, "
+                    f"but {self.paths[0]} contains samples of shape {first.shape[1:]} and type {first.dtype}"
                 )
         self._ends = np.cumsum([len(part) for part in self._parts])
         super().__init__(int(self._ends[-1]), first.shape[1:], first.dtype)
@@ -126,12 +129,12 @@ class Shards(Rows):
 
 
 class StoredRows(Rows):
-    """The rows of an array in an HDF5 file or a zarr store; see :func:`mvrbm.io.tables.open_stored`.
+    """The rows of an array in an HDF5 file or a zarr store. See :func:`mvrbm.io.tables.open_stored`.
 
     Parameters
     ----------
     array : array
-        Any object with `shape` and `dtype` that can be indexed by increasing numbers.
+        Any object that has `shape` and `dtype` and can be indexed with an array of increasing integers.
     """
 
     def __init__(self, array: Any) -> None:
@@ -144,12 +147,13 @@ class StoredRows(Rows):
 
 
 class DatasetRows(Rows):
-    """The samples of a map-style PyTorch dataset, or of any other sequence.
+    """The samples in a map-style PyTorch dataset or any other sequence.
 
     Parameters
     ----------
     dataset : sequence
-        Each item is an array, a tensor or an image, or a tuple whose first entry is one. Other entries are ignored.
+        Sequence of arrays, tensors or images, or of tuples whose first element is the array, tensor or image. The other
+        elements of a tuple are ignored.
     """
 
     may_change = True
@@ -157,7 +161,7 @@ class DatasetRows(Rows):
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         if len(dataset) == 0:
-            raise ShardError("the data is empty: at least one sample is needed")
+            raise ShardError("the data is empty: at least one sample is required")
         first = self._item(0)
         super().__init__(len(dataset), first.shape, _usual(first.dtype))
 
@@ -169,12 +173,12 @@ class DatasetRows(Rows):
         items = [self._item(int(number)) for number in numbers]
         for number, item in zip(numbers, items, strict=True):
             if item.size != math.prod(self._sample):
-                raise ShardError(f"item {number} of the dataset has shape {item.shape}, but item 0 has {self._sample}")
+                raise ShardError(f"dataset item {number} has shape {item.shape}, but item 0 has shape {self._sample}")
         return np.stack(items)
 
 
 def _usual(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which data of another dtype is read: uint8, float32 or float64."""
+    """Return the dtype to which data of a given dtype is converted: uint8, float32 or float64."""
     return np.dtype(dtype if dtype in (np.uint8, np.float64) else np.float32)
 
 
@@ -186,5 +190,5 @@ def _mapped(path: Path) -> Array:
     if array.ndim < 2:
         raise ShardError(f"{path} has shape {array.shape}: expected samples along the first axis and at least 2 axes")
     if array.dtype not in (np.uint8, np.float32, np.float64):
-        raise ShardError(f"{path} holds {array.dtype}: uint8, float32 or float64 is required")
+        raise ShardError(f"{path} has dtype {array.dtype}: uint8, float32 or float64 is required")
     return array

@@ -1,7 +1,7 @@
 """Read tables (CSV, Parquet) and stored arrays (HDF5, zarr).
 
-The packages that read them are optional and imported on demand. `arrays` chooses the reader for a file and converts the
-result for an estimator.
+The packages that read these formats are optional and imported on demand. `arrays` selects the reader for a file and
+converts the result for an estimator.
 """
 
 import csv
@@ -24,28 +24,28 @@ from mvrbm.io.untrusted import ALLOWANCE, Budget, check_regular_file
 __all__ = ["STORES", "TABLES", "open_stored", "read_table", "table_labels", "table_samples"]
 
 Array = NDArray[Any]
-#: File name suffixes of tables.
+#: File name suffixes for tables.
 TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
-#: Suffixes of files and folders that hold arrays.
+#: Suffixes for files and folders that contain arrays.
 STORES = (".h5", ".hdf5", ".zarr")
-# Memory, in bytes, that pandas takes per column of a CSV file, even if the file has a single row.
+# Memory in bytes that pandas uses per column of a CSV file, even if the file has a single row.
 _BYTES_PER_COLUMN = 1000
-# Bytes per decompressed block when the size of a gzip file is measured.
+# Size in bytes of the decompressed blocks when measuring the size of a gzip file.
 _GZIP_BLOCK = 2**20
 
 
 def read_table(path: Path, columns: str | None = None, *, largest: int = LARGEST) -> Any:
-    """Read a table into a pandas data frame.
+    """Read a table into a pandas DataFrame.
 
     Parameters
     ----------
     path : Path
-        A Parquet file, or a CSV file separated by commas, semicolons or tabs, also compressed with gzip. Columns of a
-        CSV file without a header are named "0", "1", and so on.
+        A Parquet file, or a CSV file separated by commas, semicolons or tabs. CSV files may be compressed with gzip. If
+        a CSV file has no header, its columns are named "0", "1", and so on.
     columns : str, optional
-        Columns to keep, as in ``"a,b"``, or columns to drop, as in ``"-a,-b"``. Default: keep all columns.
+        Columns to keep, as in ``"a,b"``, or columns to drop, as in ``"-a,-b"``. If None, all columns are kept.
     largest : int
-        Largest table, in bytes, that is read.
+        Maximum size of the table in bytes.
     """
     check_regular_file(path)
     pandas = require("pandas", f"reading {path.name}", "tables")
@@ -58,13 +58,13 @@ def read_table(path: Path, columns: str | None = None, *, largest: int = LARGEST
 
 def _read_parquet(path: Path, largest: int) -> Any:
     parquet = require("pyarrow.parquet", f"reading {path.name}", "tables")
-    # A Parquet file is compressed, so its metadata is checked too. Damaged metadata can claim any size.
+    # Limit the size by the maximum compression ratio as well, because damaged metadata can declare any size.
     largest = min(largest, ALLOWANCE + BEST_COMPRESSION * check_regular_file(path))
     with reading(path):
         metadata = parquet.read_metadata(path)
         encoded = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
         _check_size(path, max(encoded, metadata.num_rows * metadata.num_columns * 8), largest)
-        # pyarrow's thread pool would reserve much memory, and a process that has started it cannot fork safely.
+        # Disable pyarrow's thread pool, which reserves a lot of memory and makes forking unsafe.
         return parquet.read_table(path, use_threads=False, pre_buffer=False).to_pandas(use_threads=False)
 
 
@@ -76,14 +76,16 @@ def _read_csv(path: Path, largest: int, pandas: Any) -> Any:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", pandas.errors.ParserWarning)
-                # Without index_col=False, pandas makes the first column an index if rows end with a separator.
+                # Without index_col=False, pandas uses the first column as an index if rows end with a separator.
                 return pandas.read_csv(path, sep=separator, header=0 if header else None, index_col=False)
         except pandas.errors.ParserWarning as error:
-            raise InputError(f"{path} has rows with more fields than its first line, which has {n_columns}") from error
+            raise InputError(
+                f"{path} has rows with more than {n_columns} fields, the number of fields in its first line"
+            ) from error
 
 
 def _text_size(path: Path, largest: int) -> int:
-    """Return the size of a file after decompression. Decompression stops when it exceeds `largest` bytes."""
+    """Return the size of a file after decompression. Decompression stops once the size exceeds `largest` bytes."""
     if path.suffix != ".gz":
         return check_regular_file(path)
     size = 0
@@ -111,8 +113,8 @@ def _select_columns(frame: Any, columns: str, path: Path) -> Any:
 def _dialect(path: Path) -> tuple[str, bool, int]:
     """Return the separator of a CSV file, whether its first line is a header, and the number of columns.
 
-    The first line is a header if one of its fields is not a number, or if the fields are 0, 1, 2, ..., the names that
-    pandas gives to columns without names.
+    The first line is a header if one of its fields is not a number. It is also a header if the fields are 0, 1, 2, ...,
+    because pandas gives these names to unnamed columns.
     """
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
         line = file.readline(2**20)
@@ -131,15 +133,15 @@ def _is_number(field: str) -> bool:
 
 
 def table_samples(frame: Any, path: Path) -> Array:
-    """Convert a data frame of numbers to an array with one row per sample. Missing values become NaN.
+    """Convert a numeric DataFrame to an array with one row per sample. Missing values become NaN.
 
-    The array has dtype uint8 if all columns hold integers from 0 to 255 and the largest one is 255, otherwise float64.
+    The dtype is uint8 if all values are nonnegative integers and the maximum is 255. Otherwise, it is float64.
     """
     text = [name for name, dtype in frame.dtypes.items() if dtype.kind not in "biuf"]
     if text:
         raise InputError(
-            f"{path}: column '{text[0]}' holds {frame[text[0]].dtype}, not numbers: choose columns as "
-            f"{path.name}:a,b, or leave some out as {path.name}:-{text[0]}"
+            f"{path}: column '{text[0]}' has type {frame[text[0]].dtype}, which is not numeric: select columns with "
+            f"{path.name}:a,b, or drop columns with {path.name}:-{text[0]}"
         )
     if all(dtype.kind in "iu" for dtype in frame.dtypes) and not frame.isna().any(axis=None):
         values: Array = frame.to_numpy()
@@ -150,12 +152,12 @@ def table_samples(frame: Any, path: Path) -> Array:
 
 
 def table_labels(frame: Any, path: Path) -> Array:
-    """Return the labels in a data frame that has a single column, or whose rows are one-hot."""
+    """Return the labels in a DataFrame that has a single column or one-hot rows."""
     if len(frame.columns) > 1:
         rows = table_samples(frame, path)
         if not (np.isin(rows, (0, 1)).all() and (rows.sum(1) == 1).all()):
             raise InputError(
-                f"{path} has {len(frame.columns)} columns: name the column of labels, as in {path.name}:COLUMN"
+                f"{path} has {len(frame.columns)} columns: select the label column with {path.name}:COLUMN"
             )
         return rows
     column = frame.iloc[:, 0]
@@ -166,15 +168,15 @@ def table_labels(frame: Any, path: Path) -> Array:
 
 
 def open_stored(path: Path, key: str | None) -> Any:
-    """Open an array of an HDF5 file or a zarr store, whose rows are read when they are indexed.
+    """Open an array in an HDF5 file or a zarr store. Rows are read when they are indexed.
 
-    `key` names the array and may be None if there is only one.
+    `key` is the name of the array. It may be None if there is only one array.
     """
     arrays = dict(_zarr_arrays(path) if path.suffix == ".zarr" else _hdf5_arrays(path))
     if key is not None and key not in arrays:
-        raise InputError(f"{path} holds no array '{key}', only {some_of(arrays)}")
+        raise InputError(f"{path} contains no array '{key}', only {some_of(arrays)}")
     if key is None and len(arrays) != 1:
-        raise InputError(f"{path} holds {len(arrays)} arrays, {some_of(arrays)}: name one as {path.name}:KEY")
+        raise InputError(f"{path} contains {len(arrays)} arrays ({some_of(arrays)}): select one with {path.name}:KEY")
     name, array = (key, arrays[key]) if key is not None else next(iter(arrays.items()))
     if array.dtype.kind not in "biuf" or not array.shape or math.prod(array.shape) == 0:
         raise InputError(
@@ -198,6 +200,6 @@ def _zarr_arrays(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         found = zarr.open(os.fspath(path), mode="r")
         members = [(path.stem, found)] if isinstance(found, zarr.Array) else list(found.members(max_depth=None))
-    except Exception as error:  # A store is a folder of files, and zarr raises almost anything if one is damaged.
-        raise InputError(f"{path} is not a zarr store that can be read: {first_line(error)}") from error
+    except Exception as error:  # zarr raises many exception types for damaged files.
+        raise InputError(f"{path} is not a readable zarr store: {first_line(error)}") from error
     yield from ((name, item) for name, item in members if isinstance(item, zarr.Array))

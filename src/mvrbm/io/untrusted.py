@@ -1,7 +1,7 @@
-"""Protect readers from untrusted files: open only regular files, and limit the memory and time that reading takes.
+"""Protect readers from untrusted files: open only regular files, and limit the memory and time used for reading.
 
-A file of a few bytes can describe gigabytes, and a named pipe or a device never ends. Readers therefore call
-:func:`check_regular_file` before they open a file, and :meth:`Budget.spend` before they allocate or compute.
+A file of a few bytes can describe gigabytes of data, and a named pipe or a device may never end. Readers therefore call
+:func:`check_regular_file` before opening a file, and :meth:`Budget.spend` before large allocations.
 """
 
 import os
@@ -13,21 +13,21 @@ from mvrbm.errors import InputError
 
 __all__ = ["ALLOWANCE", "Budget", "check_regular_file"]
 
-#: Bytes that reading a file of any size may allocate.
+#: Memory in bytes that reading a file of any size may allocate.
 ALLOWANCE = 64 * 2**20
-# Additional bytes that reading may allocate per byte of the file.
+# Additional memory in bytes that reading may allocate per byte of file size.
 _BYTES_PER_BYTE = 4
-# Seconds of processor time that reading a file of any size may take.
+# CPU time in seconds that reading a file of any size may take.
 _SECONDS = 5.0
-# Bytes of the file per additional second.
+# File size in bytes that allows one additional second of CPU time.
 _BYTES_PER_SECOND = 10 * 2**20
 
 
 def check_regular_file(path: str | os.PathLike[str], error: type[Exception] = InputError) -> int:
-    """Return the size of a regular file. Raise `error` for anything else, such as a pipe, a device or a folder.
+    """Return the size of a regular file. Raise `error` for other paths, such as a pipe, a device or a folder.
 
-    The function does not open the file: opening a named pipe waits for another process, and opening a device can have
-    side effects.
+    This function does not open the file, because opening a named pipe waits for another process and opening a device
+    can have side effects.
     """
     path = Path(path)
     try:
@@ -37,24 +37,25 @@ def check_regular_file(path: str | os.PathLike[str], error: type[Exception] = In
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror or problem}") from problem
     except ValueError:  # The name contains a null character.
-        raise error(f"{str(path)!r} is not the name of a file") from None
+        raise error(f"{str(path)!r} is not a valid file name") from None
     if not stat.S_ISREG(found.st_mode):
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
-        raise error(f"{path} is {kind}: name a regular file")
+        raise error(f"{path} is {kind}: specify a regular file")
     return found.st_size
 
 
 class Budget:
-    """Limits on the memory and the processor time that reading some files may take.
+    """Memory and CPU time limits for reading files.
 
-    The limits are 64 MiB plus four times the size of the files, and 5 s plus one second per 10 MiB.
+    The memory limit is 64 MiB plus four times the size of the files. The time limit is 5 seconds plus one second per
+    10 MiB.
 
     Parameters
     ----------
     *paths : path
-        The files to read. Files that do not exist have size 0.
+        Files to read. Files that do not exist count as empty.
     error : type of Exception
-        The exception that :meth:`spend` raises.
+        Exception raised by :meth:`spend`.
     """
 
     def __init__(self, *paths: Path, error: type[Exception] = InputError) -> None:
@@ -64,13 +65,15 @@ class Budget:
         self._paths = paths
         self._error = error
         self._left = self.n_bytes
-        self._began = time.thread_time()  # Processor time does not include waiting for a slow disk.
+        self._began = time.thread_time()  # CPU time does not include waiting for a slow disk.
 
     def spend(self, n_bytes: int, what: str) -> None:
-        """Subtract `n_bytes`, which are about to be allocated for `what`. Raise `error` if a limit is exceeded."""
+        """Reserve `n_bytes` before allocating them for `what`. Raise `error` if a limit is exceeded."""
         self._left -= n_bytes
         if self._left < 0:
-            limit = f"{self.n_bytes / 2**20:,.0f} MiB that files of this size may take"
-            raise self._error(f"{what} takes {n_bytes:,} bytes, beyond the limit of {limit}")
+            limit = f"{self.n_bytes / 2**20:,.0f} MiB for files of this size"
+            raise self._error(f"{what} takes {n_bytes:,} bytes, which exceeds the limit of {limit}")
         if time.thread_time() - self._began > self.seconds:
-            raise self._error(f"reading {self._paths[0]} takes more than {self.seconds:.0f} s: it is not plausible")
+            raise self._error(
+                f"reading {self._paths[0]} takes more than {self.seconds:.0f} s, which is implausible for its size"
+            )

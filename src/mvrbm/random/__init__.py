@@ -1,8 +1,9 @@
-"""Random numbers that depend on where they are used, not on what was drawn before.
+"""Counter-based random numbers.
 
-Every number is a function of a key, a step, a draw, a row and an entry. There is no generator state to save, split or
-replay. :class:`RandomSource`, in `source`, is the interface for the rest of the package. `philox` defines the numbers
-in PyTorch, and `kernels` computes the same numbers in Triton. The C code in :mod:`mvrbm.compiled` computes them too.
+Every number is a function of a key, a step, a draw, a row and an entry, and does not depend on earlier draws. There is
+no generator state to save, split or replay. The rest of the package uses :class:`RandomSource`, defined in `source`.
+`philox` is the reference implementation in PyTorch. `kernels` (Triton) and the C code in :mod:`mvrbm.compiled` compute
+the same numbers.
 """
 
 from mvrbm.random.source import RandomSource

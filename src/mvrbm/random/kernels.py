@@ -1,4 +1,4 @@
-"""The numbers of :mod:`mvrbm.random.philox` in Triton: functions for other kernels, and kernels that fill arrays."""
+"""Triton implementation of :mod:`mvrbm.random.philox`: functions for use in kernels, and kernels that fill arrays."""
 
 # mypy: ignore-errors
 import math
@@ -9,21 +9,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Counters per program of the kernels that fill arrays.
+# Number of counters per program in the kernels that fill arrays.
 _BLOCK = 256
-# Added to the number of a draw for the angles of normal numbers; see `ANGLES` in `philox`.
+# Offset added to the draw index for the angles in the Box-Muller transform. See `ANGLES` in `philox`.
 _ANGLES = tl.constexpr(0x40000000)
 
 
 @triton.jit
 def unit(words):
-    """Return numbers between 0 and 1, both excluded, from words of 32 bits."""
+    """Convert 32-bit words to floats in the open interval (0, 1)."""
     return (words >> 9).to(tl.int32).to(tl.float32) * (1.0 / 8388608.0) + (1.0 / 16777216.0)
 
 
 @triton.jit
 def words(key, quad, row, step, draw):
-    """Return the four words of counters. All arguments except the key broadcast to the shape of `quad`."""
+    """Return the four random words for each counter. All arguments except `key` broadcast to the shape of `quad`."""
     none = quad * 0
     return tl.philox(
         key, quad.to(tl.uint32), (none + row).to(tl.uint32), (none + step).to(tl.uint32), (none + draw).to(tl.uint32)
@@ -32,15 +32,15 @@ def words(key, quad, row, step, draw):
 
 @triton.jit
 def uniform_pairs(key, row, line, pair, step, draw, COLUMNS: tl.constexpr):
-    """Return uniform numbers of pairs of neighboring columns, (n, 2 w).
+    """Return uniform random numbers for pairs of neighboring columns, of shape (n, 2 w).
 
-    Tensor cores leave neighboring columns in pairs to a thread. Each pair computes its own counter and takes half of
-    the words: this takes twice the arithmetic of using all four words, but no exchange between threads.
+    In the tensor core layout, each thread stores pairs of neighboring columns. Each pair evaluates its own counter and
+    uses two of the four words. This doubles the arithmetic, but avoids an exchange between threads.
 
     Parameters
     ----------
     row, line, pair
-        Row, line, and half the number of the even column of each pair. They broadcast to (n, w).
+        Row, line and half the index of the even column for each pair. They broadcast to shape (n, w).
     COLUMNS
         Number of columns per line.
     """
@@ -53,14 +53,17 @@ def uniform_pairs(key, row, line, pair, step, draw, COLUMNS: tl.constexpr):
 
 @triton.jit
 def normal_pairs(key, row, line, pair, step, draw, COLUMNS: tl.constexpr):
-    """Return standard normal numbers, as `uniform_pairs` returns uniform ones."""
+    """Return standard normal random numbers in the layout of `uniform_pairs`."""
     radius = uniform_pairs(key, row, line, pair, step, draw, COLUMNS)
     return _box_muller(radius, uniform_pairs(key, row, line, pair, step, draw + _ANGLES, COLUMNS))
 
 
 @triton.jit
 def uniform_lines(key, row, line, step, draw, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return uniform numbers of whole lines, (n,) -> (n, WIDTH), where `WIDTH` is `COLUMNS` as a power of two."""
+    """Return uniform random numbers for n whole lines, of shape (n, WIDTH).
+
+    `WIDTH` is `COLUMNS` rounded up to a power of two.
+    """
     if WIDTH >= 4:
         quad = line[:, None] * ((COLUMNS + 3) // 4) + tl.arange(0, WIDTH // 4)[None, :]
         a, b, c, d = words(key, quad, row, step, draw)
@@ -77,14 +80,17 @@ def uniform_lines(key, row, line, step, draw, COLUMNS: tl.constexpr, WIDTH: tl.c
 
 @triton.jit
 def normal_lines(key, row, line, step, draw, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return standard normal numbers, as `uniform_lines` returns uniform ones."""
+    """Return standard normal random numbers in the layout of `uniform_lines`."""
     radius = uniform_lines(key, row, line, step, draw, COLUMNS, WIDTH)
     return _box_muller(radius, uniform_lines(key, row, line, step, draw + _ANGLES, COLUMNS, WIDTH))
 
 
 @triton.jit
 def uniform_entries(key, row, line, column, step, draw, COLUMNS: tl.constexpr):
-    """Return uniform numbers of single entries. Each entry computes all four words of its counter and takes one."""
+    """Return uniform random numbers for individual entries.
+
+    Each entry evaluates all four words of its counter and uses one of them.
+    """
     quad = line * ((COLUMNS + 3) // 4) + column // 4 + row * 0
     a, b, c, d = words(key, quad, row, step, draw)
     word = quad * 0 + column % 4
@@ -93,7 +99,7 @@ def uniform_entries(key, row, line, column, step, draw, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _box_muller(radius, angle):
-    """Return standard normal numbers from two uniform ones each."""
+    """Convert pairs of uniform random numbers to standard normal random numbers."""
     return tl.sqrt(-2.0 * tl.log(radius)) * tl.cos(6.283185307179586 * angle)
 
 
@@ -135,7 +141,10 @@ def uniform(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Return uniform numbers; see :func:`mvrbm.random.philox.uniform`. A step in a tensor is read by the kernel."""
+    """Return uniform random numbers. See :func:`mvrbm.random.philox.uniform`.
+
+    If `step` is a tensor, the kernel reads its value from GPU memory.
+    """
     rows, lines, columns = layout
     out = torch.empty(tuple(shape), dtype=dtype, device=device)
     per_row = lines * -(-columns // 4)
@@ -150,7 +159,7 @@ def uniform(
 
 
 def sort_keys(key: int, n: int, steps: Tensor, draw: int) -> Tensor:
-    """Return random keys of 40 bits, (len(steps), n); see :func:`mvrbm.random.philox.sort_keys`."""
+    """Return random 40-bit keys of shape (len(steps), n). See :func:`mvrbm.random.philox.sort_keys`."""
     out = torch.empty(len(steps), n, dtype=torch.int64, device=steps.device)
     if math.prod(out.shape):
         _fill_keys[(-(-n // _BLOCK), len(steps))](out, steps, key, draw, n, BLOCK=_BLOCK)

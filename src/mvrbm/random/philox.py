@@ -1,13 +1,13 @@
-r"""The definition of all random numbers: Philox 4x32 with ten rounds, in PyTorch, for any device.
+r"""Reference implementation of the random number generator: Philox 4x32-10 in PyTorch, for any device.
 
 Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) maps a counter of four 32-bit words and a
-key of two words to four random words. An array of shape (rows, \\*lines, last) takes its numbers from these counters:
+key of two words to four random words. An array of shape (rows, \\*lines, last) uses the following counters:
 
     (line * ceil(last / 4) + column // 4,  row,  step,  draw)
 
-where `line` is the flat index over the middle axes. The number of an entry is word `column % 4`. It does not depend on
-the number of rows, or on how kernels divide an array into tiles. The C code and the Triton kernels implement the same
-definition, and tests compare them bit for bit.
+where `line` is the flat index over the middle axes. Each entry uses word `column % 4`. The value of an entry does not
+depend on the number of rows or on how kernels divide the array into tiles. The C code and the Triton kernels implement
+the same definition, and the tests check that the results are bitwise identical.
 """
 
 import math
@@ -16,33 +16,34 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Multipliers of the two products per round, from the paper.
+# Multipliers for the two products in each round, from the paper.
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-# Increments of the two words of the key per round, from the paper.
+# Increments added to the two key words after each round, from the paper.
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 # Number of rounds.
 ROUNDS = 10
-# The lower 32 bits of an integer.
+# Bit mask that selects the lower 32 bits of an integer.
 _MASK = 0xFFFFFFFF
 
-# A normal number needs two uniform numbers. The second one, for the angle, comes from the draw with this number added.
+# Offset added to the draw index for the angles in the Box-Muller transform, which requires two uniform numbers for each
+# normal number.
 ANGLES = 0x40000000
 
-#: Number of a step: an integer, or a tensor () on a GPU, which CUDA graphs can increment.
+#: Step index: an integer, or a scalar tensor on a GPU that CUDA graphs can increment.
 Step = int | Tensor
 
 
 def words(key: int, quad: Tensor, row: Tensor, step: Step, draw: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the four random words of each counter as int64 tensors with values below 2**32.
+    """Return the four random words for each counter as int64 tensors with values below 2**32.
 
     Parameters
     ----------
     key : int
-        Key of 64 bits.
+        64-bit key.
     quad, row : Tensor of int64
-        First and second word of the counters, with shapes that broadcast.
+        First and second word of the counters. Their shapes must broadcast.
     step : int or Tensor of int64
-        Third word of the counters, with a shape that broadcasts too.
+        Third word of the counters. Its shape must broadcast with `quad` and `row`.
     draw : int
         Fourth word of the counters.
     """
@@ -52,7 +53,7 @@ def words(key: int, quad: Tensor, row: Tensor, step: Step, draw: int) -> tuple[T
     k0 = key & _MASK
     k1 = key >> 32 & _MASK
     for _ in range(ROUNDS):
-        # Products of 64 bits may wrap to negative numbers; shifting and masking recover both halves.
+        # The 64-bit products may wrap to negative numbers. Shifting and masking recover both halves.
         product0 = c0 * MULTIPLIERS[0]
         product1 = c2 * MULTIPLIERS[1]
         c0 = (product1 >> 32 & _MASK) ^ c1 ^ k0
@@ -65,7 +66,7 @@ def words(key: int, quad: Tensor, row: Tensor, step: Step, draw: int) -> tuple[T
 
 
 def layout(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return the number of rows of an array, of lines per row and of columns per line; see the module docstring."""
+    """Return the number of rows, lines per row, and columns per line for an array. See the module docstring."""
     if not shape:
         return 1, 1, 1
     if len(shape) == 1:
@@ -76,9 +77,9 @@ def layout(shape: Sequence[int]) -> tuple[int, int, int]:
 def uniform(
     key: int, shape: Sequence[int], step: Step, draw: int, first_row: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return an array of uniform numbers between 0 and 1, both excluded.
+    """Return an array of uniform random numbers in the open interval (0, 1).
 
-    They are odd multiples of 2**-24, which float32 and float64 both represent exactly.
+    The values are odd multiples of 2**-24, which float32 and float64 both represent exactly.
     """
     rows, lines, columns = layout(shape)
     quads = -(-columns // 4)
@@ -90,7 +91,7 @@ def uniform(
 
 
 def sort_keys(key: int, n: int, steps: Tensor, draw: int) -> Tensor:
-    """Return random keys of 40 bits, (len(steps), n). Sorting them gives one random permutation per step."""
+    """Return random 40-bit keys of shape (len(steps), n). Sorting each row gives one random permutation per step."""
     entry = torch.arange(n, device=steps.device)
     high, low, _, _ = words(key, entry, torch.zeros_like(entry[:1]), steps[:, None], draw)
     return high << 8 | low >> 24

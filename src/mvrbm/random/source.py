@@ -1,6 +1,6 @@
-"""The source of random numbers, which all functions that draw take as an argument.
+"""Random number source, passed as an argument to every function that draws random numbers.
 
-The package never uses the global generators of PyTorch and NumPy. Results depend only on the arguments and the seed.
+The package never uses the global generators in PyTorch and NumPy. Results depend only on the arguments and the seed.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ from mvrbm.validation import whole_number
 __all__ = ["RandomSource"]
 
 _MAX_SEED = 2**63
-# First part of the path of a named stream, larger than the number of any child that `split` returns.
+# Path component that marks a named stream. Larger than the index of any child that `split` returns.
 _NAMED = 2**32 - 1
-# Number of bits of a sort key. The higher bits hold the number of the permutation, so that one sort gives several.
+# Number of bits in a sort key. The higher bits store the index of the permutation, so that one sort computes several
+# permutations.
 _KEY_BITS = 40
 
 
 class Position(NamedTuple):
-    """The position of a source in its sequence, from which C code and kernels compute the same numbers."""
+    """Position of a source in its random sequence. C code and kernels use it to compute the same numbers."""
 
     key: int
     step: philox.Step
-    draw: int  # number of the next draw
+    draw: int  # Index of the next draw.
     first_row: int
 
 
 class RandomSource:
-    """Uniform and normal numbers and permutations, each a function of seed, step, draw, row and entry.
+    """Source of uniform and normal random numbers and of random permutations.
 
-    A source counts its draws, so that successive calls return different numbers. The number of an entry does not depend
-    on the device, the dtype, the number of rows, or the sizes of earlier draws.
+    Each number is a function of the seed, step, draw, row and entry. A source counts its draws, so that successive
+    calls return different numbers. The value of an entry does not depend on the device, the dtype, the number of rows,
+    or the sizes of earlier draws.
 
     Parameters
     ----------
     seed : int
-        Seed, from 0 to 2**63 - 1.
+        Seed between 0 and 2**63 - 1.
 
     Examples
     --------
@@ -72,30 +74,30 @@ class RandomSource:
 
     @functools.cached_property
     def key(self) -> int:
-        """The key of the numbers of this source, an integer of 63 bits."""
-        # SeedSequence turns related seeds and paths into unrelated keys.
+        """The 63-bit key of this source."""
+        # SeedSequence maps related seeds and paths to unrelated keys.
         sequence = np.random.SeedSequence(self._entropy, spawn_key=self._path)
         return int(sequence.generate_state(1, np.uint64)[0] >> 1)
 
     @property
     def position(self) -> Position:
-        """The key, and the counters of the next draw."""
+        """The key and the counters for the next draw."""
         return Position(self.key, self._step, self._draw, self._first_row)
 
     # -- position -------------------------------------------------------------------------------------
 
     def at_step(self, step: philox.Step, *, draw: int = 0, first_row: int = 0) -> RandomSource:
-        """Return the source of the numbers of one step. Every call returns the same numbers.
+        """Return a source positioned at a given step. Equal arguments always give the same numbers.
 
         Parameters
         ----------
         step : int or Tensor
-            Number of the step, such as an update or an epoch. A tensor () on a GPU is read when numbers are drawn.
+            Index of the step, such as an update or an epoch. A scalar tensor on a GPU is read when numbers are drawn.
         draw : int
-            Number of the first draw.
+            Index of the first draw.
         first_row : int
-            Number of the first row of every draw. A process that holds rows 100 to 199 of a batch passes 100, and draws
-            the numbers that a single process would draw for these rows.
+            Index of the first row in every draw. For example, a process with rows 100 to 199 of a batch passes 100 to
+            draw the same numbers that a single process would draw for these rows.
         """
         found = self._at(self._path)
         found.__dict__["key"] = self.key
@@ -105,11 +107,11 @@ class RandomSource:
         return found
 
     def from_row(self, first_row: int) -> RandomSource:
-        """Return a source of the same step and the same next draw whose draws begin at another row."""
+        """Return a source at the same step and draw, with draws that start at row `first_row`."""
         return self.at_step(self._step, draw=self._draw, first_row=first_row)
 
     def next_step(self) -> None:
-        """Continue with the numbers of the next step. If the step is a tensor, increment it in place."""
+        """Advance to the next step. If the step is a tensor, it is incremented in place."""
         if isinstance(self._step, Tensor):
             self._step.add_(1)
         else:
@@ -117,7 +119,7 @@ class RandomSource:
         self._draw = 0
 
     def go_to(self, step: int) -> None:
-        """Continue with the numbers of a step. A step on a GPU stays there."""
+        """Move to a given step. If the current step is a tensor, it is updated in place."""
         if isinstance(self._step, Tensor):
             self._step.fill_(step)
         else:
@@ -125,21 +127,24 @@ class RandomSource:
         self._draw = 0
 
     def step_on(self, device: torch.device) -> None:
-        """Move the number of the step to a tensor on a device, so that CUDA graphs can increment it."""
+        """Store the step index in a tensor on a device, so that CUDA graphs can increment it."""
         self._step = torch.as_tensor(self._step, dtype=torch.int64, device=device).clone()
 
     def step_here(self) -> None:
-        """Convert the number of the step back to an integer."""
+        """Convert the step index back to a Python integer."""
         self._step = int(self._step)
 
     def split(self, count: int) -> list[RandomSource]:
-        """Return independent sources. Every call returns different ones."""
+        """Return `count` independent sources. Every call returns different sources."""
         first = self._children
         self._children += whole_number(count, "count")
         return [self._at((*self._path, child)) for child in range(first, self._children)]
 
     def stream(self, *name: int) -> RandomSource:
-        """Return the source of a name, the same at every call and independent of all sources that `split` returns."""
+        """Return a named source, independent of all sources that `split` returns.
+
+        Every call with the same name returns the same source.
+        """
         return self._at((*self._path, _NAMED, *name))
 
     def _at(self, path: tuple[int, ...]) -> RandomSource:
@@ -150,16 +155,19 @@ class RandomSource:
     # -- draws ----------------------------------------------------------------------------------------
 
     def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return uniform numbers between 0 and 1, both excluded, with the dtype and device of `like`.
+        """Return uniform random numbers in the open interval (0, 1), with the dtype and device of `like`.
 
-        The first axis of `shape` counts rows.
+        The first axis of `shape` is the row axis.
         """
         found = self._uniform(tuple(shape), like, self._draw)
         self._draw += 1
         return found
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return standard normal numbers with the dtype and device of `like`, by the Box-Muller transform."""
+        """Return standard normal random numbers with the dtype and device of `like`.
+
+        The numbers are computed with the Box-Muller transform.
+        """
         radius = self._uniform(tuple(shape), like, self._draw).log_().mul_(-2).sqrt_()
         angle = self._uniform(tuple(shape), like, self._draw + philox.ANGLES).mul_(2 * math.pi)
         self._draw += 1
@@ -180,16 +188,16 @@ class RandomSource:
         return philox.uniform(self.key, shape, self._step, draw, self._first_row, like.dtype, device)
 
     def permutation(self, n: int, device: str | torch.device = "cpu") -> Tensor:
-        """Return the integers 0..n-1 in random order."""
+        """Return a random permutation of the integers from 0 to n - 1."""
         steps = torch.as_tensor(self._step, device=device).reshape(1)
         found = _permutations(self.key, n, steps, self._draw)[0]
         self._draw += 1
         return found
 
     def permutations(self, n: int, first_step: int, count: int, device: str | torch.device = "cpu") -> Tensor:
-        """Return the first permutation of 0..n-1 of each of several steps, (count, n).
+        """Return the first permutation of 0, ..., n - 1 for each of several steps, as a tensor of shape (count, n).
 
-        One sort computes all of them. On a GPU, it takes hardly longer than a sort for one permutation.
+        A single sort computes all permutations. On a GPU, this takes hardly longer than computing one permutation.
         """
         return _permutations(self.key, n, torch.arange(first_step, first_step + count, device=device), 0)
 
@@ -216,6 +224,9 @@ def _triton_kernels() -> ModuleType | None:
 
 
 def _triton(device: torch.device) -> ModuleType | None:
-    """Return the Triton kernels if they can run on a device: on a GPU, or in Triton's interpreter."""
+    """Return the Triton kernels, or None if they cannot run on the device.
+
+    They can run on a GPU or in Triton's interpreter.
+    """
     usable = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
     return _triton_kernels() if usable else None
