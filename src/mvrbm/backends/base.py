@@ -1,4 +1,17 @@
-"""The interface of a backend: the settings of the updates that it computes, and the methods that a trainer calls."""
+"""The interface of a backend: the settings of the updates that it computes, and the methods that a trainer calls.
+
+**Divergence.** All backends follow one rule if an update makes a parameter infinite or NaN. They raise
+:class:`~mvrbm.errors.DivergenceError` and leave the state with
+
+- the parameters from before the failed update. Backends that check for divergence only every few thousand updates
+  return to the parameters of their last check.
+- momenta of zero, because the momenta of the failed update may not be finite either. Optimizers forget their moments.
+- `state.update`, the number of updates that led to these parameters.
+
+The message names the first parameter, in the order of `named_parameters`, that is not finite after the failed update.
+Backends that see the gradient of every update name the first parameter whose gradient is not finite, if there is one.
+Backends that train several machines together do not raise: `store` returns which of them diverged.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

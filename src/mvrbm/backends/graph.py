@@ -102,8 +102,8 @@ class GraphBackend(EpochBackend):
         self._batches = _DeviceBatches(source, self.batch_size, device)
         # Number of the next update: it selects random numbers and learning rates.
         self._clock = torch.full((), state.update, dtype=torch.int64, device=device)
-        # Whether all parameters are finite so far.
-        self._alive = torch.ones((), dtype=torch.bool, device=device)
+        # Whether each learned parameter is finite, up to the first step after which one is not.
+        self._finite = torch.ones(len(state.learned), dtype=torch.bool, device=device)
         self._graphs: dict[Kind, torch.cuda.CUDAGraph | None] = {}
         # Replays of a graph leave the gradients, which an optimizer reads, in the same memory every time.
         self._gradients: dict[Kind, Gradient] = {}
@@ -149,18 +149,22 @@ class GraphBackend(EpochBackend):
         if not same_run or not self._batches.replace(sources[0]):
             return False
         self._clock.fill_(state.update)
-        self._alive.fill_(True)
+        self._finite.fill_(True)
         if self._fused is not None:
-            self._fused.n_not_finite.zero_()
+            self._fused.reset()
         self._keep_in_place(state)
         return True
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
-        """Raise DivergenceError if a parameter is not finite; the parameters are already in the machine."""
+        """Raise DivergenceError if a step failed. The parameters before that step are already in the machine."""
         self._unchecked = 0
-        if not bool(self._alive) or (self._fused is not None and bool(self._fused.n_not_finite)):
-            states[0].update = int(self._clock)
-            fail(self.settings.recipe, states[0].update + 1)
+        state = states[0]
+        finite = self._finite if self._fused is None else self._fused.n_not_finite == 0
+        if not bool(finite.all()):
+            name = list(state.learned)[finite.tolist().index(False)]
+            state.update = int(self._clock)
+            state.reset_momenta()
+            fail(self.settings.recipe, state.update + 1, f"the parameter of '{name}'")
         return [False]
 
     def load(self, states: Sequence[TrainState]) -> None:
@@ -253,11 +257,12 @@ class GraphBackend(EpochBackend):
         if centering is not None and before is not None:
             self._formed.refresh()
             centering.follow(before)
-        total = torch.stack(torch._foreach_norm(learned, math.inf)).sum()
-        self._alive.logical_and_(total < math.inf)  # False for NaN too
+        finite = torch.stack(torch._foreach_norm(learned, math.inf)) < math.inf  # False for NaN too
+        torch.where(self._finite.all(), finite, self._finite, out=self._finite)
+        accepted = self._finite.all()
         for parameter, kept in zip(learned, self._kept, strict=True):
-            torch.where(self._alive, parameter, kept, out=parameter)
-        self._clock.add_(self._alive)
+            torch.where(accepted, parameter, kept, out=parameter)
+        self._clock.add_(accepted)
 
     def _keep_in_place(self, state: TrainState) -> None:
         """Keep chains and offsets in the memory that the graphs read and write."""

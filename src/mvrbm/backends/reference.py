@@ -50,14 +50,12 @@ class ReferenceBackend(UpdateBackend):
         return state
 
     def _fail(self, state: TrainState, gradient: Gradient) -> NoReturn:
-        """Restore the parameters from before the step, and raise DivergenceError."""
+        """Restore the parameters from before the step, reset the momenta, and raise DivergenceError."""
         optimizer = self._settings.optimizer
-        if all_finite(gradient.values()):
-            culprit = f"the parameter of '{first_not_finite(state.learned)}'"
-        else:
-            culprit = f"the gradient of '{first_not_finite(gradient)}'"
+        culprit = first_not_finite(state, gradient)
         for name, parameter in state.learned.items():
             parameter.copy_(self._before[name])
+        state.reset_momenta()
         rate = None if optimizer is None else float(optimizer.param_groups[0]["lr"])
         fail(self._settings.recipe, state.update + 1, culprit, rate)
 

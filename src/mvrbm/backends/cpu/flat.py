@@ -21,7 +21,7 @@ from mvrbm.updates.gradient import WHOLE, Share
 from mvrbm.updates.missing import draw_missing
 from mvrbm.updates.negative import PCD
 from mvrbm.updates.state import TrainState
-from mvrbm.updates.step import fail
+from mvrbm.updates.step import fail, first_not_finite
 
 
 class FlatBackend(UpdateBackend):
@@ -90,13 +90,15 @@ class FlatBackend(UpdateBackend):
         return dict(zip(powers, message[len(gradient) :], strict=True))
 
     def _fail(self, result: StepResult, state: TrainState) -> NoReturn:
-        """Restore the state from before this update, and raise DivergenceError."""
+        """Restore the parameters from before the step, reset the momenta, and raise DivergenceError."""
         arrays = self.arrays
         if result == StepResult.GRADIENT_NOT_FINITE:
-            culprit = f"the gradient of '{arrays.name_not_finite(arrays.gradient)}'"
+            culprit = first_not_finite(state, arrays.packing.named(arrays.gradient))
         else:
-            culprit = f"the parameter of '{arrays.name_not_finite(arrays.params)}'"
+            arrays.store(state)
+            culprit = first_not_finite(state)
             arrays.params.copy_(arrays.gradient)  # the former parameters
+        arrays.momenta.zero_()
         self.store(state)
         fail(self.settings.recipe, state.update + 1, culprit)
 

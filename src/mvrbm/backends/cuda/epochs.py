@@ -24,7 +24,7 @@ from mvrbm.data.sources import Source
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
-from mvrbm.updates.step import fail
+from mvrbm.updates.step import fail, first_not_finite
 
 # Updates between two checks for divergence. A check reads the parameters back, which waits for the GPU.
 _UPDATES_UNCHECKED = 5000
@@ -202,16 +202,20 @@ class KernelBackend(EpochBackend):
     def _check(self, states: Sequence[TrainState]) -> list[bool]:
         """Return which models have parameters that are not finite.
 
-        A single model goes back to the last check and raises `DivergenceError`. One of several models stays as it is.
+        A single model returns to the last check and raises `DivergenceError`. Of several models, those that diverged
+        keep their parameters.
         """
         self._unchecked = 0
-        finite = torch.isfinite(self.params.sum(1)).tolist()
+        finite = torch.isfinite(self.params).all(1).tolist()
         if self.run.models == 1 and not finite[0]:
-            kept, update = self._kept
+            state = states[0]
+            self.packings[0].unpack(state, self.params[0], self.momenta[0])
+            culprit = first_not_finite(state)
+            kept, state.update = self._kept
             self._set_back(kept)
-            self.packings[0].unpack(states[0], self.params[0], self.momenta[0])
-            states[0].update = update
-            fail(self._recipes[0], update + 1)
+            self.momenta.zero_()
+            self.packings[0].unpack(state, self.params[0], self.momenta[0])
+            fail(self._recipes[0], state.update + 1, culprit)
         self._kept = self._snapshot(), states[0].update
         return [not one for one in finite]
 
