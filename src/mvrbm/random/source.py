@@ -5,6 +5,7 @@ The package never uses the global generators of PyTorch and NumPy. Results depen
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 import math
@@ -128,10 +129,6 @@ class RandomSource:
         """Move the number of the step to a tensor on a device, so that CUDA graphs can increment it."""
         self._step = torch.as_tensor(self._step, dtype=torch.int64, device=device).clone()
 
-    def step_here(self) -> None:
-        """Convert the number of the step back to an integer."""
-        self._step = int(self._step)
-
     def split(self, count: int) -> list[RandomSource]:
         """Return independent sources. Every call returns different ones."""
         first = self._children
@@ -143,8 +140,14 @@ class RandomSource:
         return self._at((*self._path, _NAMED, *name))
 
     def _at(self, path: tuple[int, ...]) -> RandomSource:
-        found = RandomSource(self._entropy)
+        """Return a source of the same type at the beginning of another path."""
+        found = copy.copy(self)
+        found.__dict__.pop("key", None)  # cached, and different for another path
         found._path = path
+        found._children = 0
+        found._first_row = 0
+        found._step = 0
+        found._draw = 0
         return found
 
     # -- draws ----------------------------------------------------------------------------------------
@@ -166,6 +169,7 @@ class RandomSource:
         return radius.mul_(angle.cos_())
 
     def _uniform(self, shape: tuple[int, ...], like: Tensor, draw: int) -> Tensor:
+        """Return the uniform numbers of a draw. All other draws are computed from these."""
         device = like.device
         if device.type == "cpu" and isinstance(self._step, int):
             found = compiled.uniform(self.key, philox.layout(shape), self._step, draw, self._first_row)

@@ -17,6 +17,7 @@ from torch import Tensor
 from mvrbm.distributed import World
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
+from mvrbm.random.source import Position
 from mvrbm.sampling import Layers, Masks, ParallelTempering, draw_visible, gibbs_step
 from mvrbm.validation import whole_number
 
@@ -226,7 +227,7 @@ class _TemperedShare(TemperedPCD):
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        numbers = _SharedNumbers(rng.from_row(0), self)
+        numbers = _SharedNumbers(rng, self)
         return super().draw(machine, batch, masks, field, numbers, chains)
 
 
@@ -235,23 +236,17 @@ class _SharedNumbers(RandomSource):
 
     def __init__(self, numbers: RandomSource, share: _TemperedShare) -> None:
         super().__init__()
-        self._all = numbers
+        # The same seed, step and draw: only the rows differ.
+        vars(self).update(vars(numbers.from_row(0)))
         self._share = share
 
-    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        return self._own(self._all.uniform(self._shape_of_all(shape), like), shape)
+    @property
+    def position(self) -> Position:
+        """Not available: a process's chains are one range of rows per temperature, which no position describes."""
+        raise NotImplementedError("the rows of shared tempered chains are not consecutive: draw from the source itself")
 
-    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        return self._own(self._all.normal(self._shape_of_all(shape), like), shape)
-
-    def next_step(self) -> None:
-        self._all.next_step()
-
-    def step_on(self, device: torch.device) -> None:
-        self._all.step_on(device)
-
-    def split(self, count: int) -> list[RandomSource]:
-        return [_SharedNumbers(part, self._share) for part in self._all.split(count)]
+    def _uniform(self, shape: tuple[int, ...], like: Tensor, draw: int) -> Tensor:
+        return self._own(super()._uniform(self._shape_of_all(shape), like, draw), shape)
 
     def _by_rows(self, shape: Sequence[int]) -> bool:
         """Return whether draws have one row per temperature and chain. Draws of exchanges are (pairs, chains)."""
