@@ -17,10 +17,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from mvrbm.data.sources import Batch, Source
+from mvrbm.distributed import World
 from mvrbm.sampling import Layers
 from mvrbm.updates.gradient import WHOLE, Reduce, Share
 from mvrbm.updates.missing import draw_missing
@@ -47,6 +49,8 @@ class UpdateSettings:
         Replaces a tensor by its sum over all processes.
     n_processes : int
         Number of processes that share every update.
+    gather : callable
+        Returns a tensor of every process, in the order of their ranks.
     every_batch : bool
         Whether a callback needs the state after every batch.
     missing_steps : int
@@ -61,6 +65,7 @@ class UpdateSettings:
     n_processes: int
     every_batch: bool
     missing_steps: int = 5
+    gather: Callable[[Tensor], list[Tensor]] = World().gather
 
     def whole_epochs_unsupported_reason(self, source: Source, *, masked: bool = False) -> str | None:
         """Return why no backend can compute whole epochs of this run, or None if one can.
@@ -76,6 +81,22 @@ class UpdateSettings:
         return None
 
 
+def start_chains(settings: UpdateSettings, state: TrainState, batch: Layers, share: Share = WHOLE) -> bool:
+    """Start the persistent chains if the run needs some and has none, and return whether they were started.
+
+    They start at the samples of all processes, so that the number of processes makes no difference. `batch` has the
+    samples of this process, without missing entries.
+    """
+    negative = settings.recipe.negative
+    if state.chains or not negative.chain_shape:
+        return False
+    samples = {name: torch.cat(settings.gather(array)) for name, array in batch.items()}
+    chains = negative.start(state.machine, samples, state.start_numbers())
+    own = slice(share.first_chain, share.first_chain + settings.negative.n_chains)
+    state.chains.update(negative.share_of_chains(chains, own))
+    return True
+
+
 class UpdateBackend(ABC):
     """Computes updates one by one: takes a state and a batch, and returns the state after the update.
 
@@ -83,7 +104,10 @@ class UpdateBackend(ABC):
     state, and `load` reads them from the state.
     """
 
-    @abstractmethod
+    def __init__(self, settings: UpdateSettings) -> None:
+        self.settings = settings
+
+    @torch.no_grad()
     def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
         """Make one update, which changes the state in place, and return the state.
 
@@ -98,6 +122,13 @@ class UpdateBackend(ABC):
         share : Share
             The part of the update that this process computes.
         """
+        if start_chains(self.settings, state, batch, share):
+            self.load(state)
+        return self._update(state, batch, weight, share)
+
+    @abstractmethod
+    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
+        """Make one update, as `update` does, from a state whose persistent chains have started."""
 
     def draw_missing(self, state: TrainState, batch: Batch, steps: int, share: Share = WHOLE) -> Layers:
         """Return a batch whose missing entries are drawn from the model in `steps` Gibbs steps."""

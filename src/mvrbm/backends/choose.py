@@ -170,8 +170,7 @@ def _fastest(settings: UpdateSettings, state: TrainState, source: Source, models
     reasons = unsupported_reasons(settings, state, source)
     supported = [name for name, reason in reasons.items() if reason is None]
     if supported[:2] == ["per_sample", "full_matrix"]:
-        n_chains = settings.negative.chain_shape
-        rows = max(settings.recipe.batch_size, *n_chains) if n_chains else settings.recipe.batch_size
+        rows = max(settings.recipe.batch_size, settings.negative.n_chains)
         processors = n_processors(state.machine.like.device)
         if per_sample.slower_reason(Layout.of(state.machine), rows, models, processors) is not None:
             return "full_matrix"

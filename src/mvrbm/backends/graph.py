@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from mvrbm.backends.base import EpochBackend, UpdateSettings
+from mvrbm.backends.base import EpochBackend, UpdateSettings, start_chains
 from mvrbm.backends.device_memory import too_large_reason
 from mvrbm.backends.formed import FormedMachine
 from mvrbm.backends.reference import ReferenceBackend, own_gradient, own_step, powers_of
@@ -116,7 +116,7 @@ class GraphBackend(EpochBackend):
             state.momentum_of(name, parameter)
         self._kept = [torch.empty_like(parameter) for parameter in state.learned.values()]
         self._fused = self._fused_step(state)
-        n_chains = int(getattr(settings.negative, "n_chains", self.batch_size))
+        n_chains = settings.negative.n_chains or self.batch_size
         self._formed = FormedMachine(state.machine, self.batch_size + n_chains)
         self._keep_in_place(state)
         self._memory = _memory_of(state)
@@ -208,6 +208,7 @@ class GraphBackend(EpochBackend):
             masks = self._batches.known_entries(rows)
             rng = formed.missing_numbers()
             batch = draw_unknown(formed.machine, batch, masks, rng, self.settings.missing_steps)
+        start_chains(self.settings, formed, batch)
         gradient = self._formed.pull_back(own_gradient(formed, self.settings, batch))
         if state.centering is not None and formed.centering is not None:
             state.centering.hidden = formed.centering.hidden

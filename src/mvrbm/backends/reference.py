@@ -20,23 +20,22 @@ class ReferenceBackend(UpdateBackend):
     """Computes updates on the parameters of the machine itself."""
 
     def __init__(self, settings: UpdateSettings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         # Copies of the parameters before the last step, allocated once.
         self._before: dict[str, Tensor] = {}
 
-    @torch.no_grad()
-    def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
-        return self.apply(state, gradient_of(state, self._settings, batch, share), weight)
+    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
+        return self.apply(state, gradient_of(state, self.settings, batch, share), weight)
 
     def apply(self, state: TrainState, gradient: Gradient, weight: float) -> TrainState:
         """Make a step along a gradient, or raise DivergenceError and leave the parameters unchanged."""
         learned = state.learned
-        optimizer = self._settings.optimizer
+        optimizer = self.settings.optimizer
         for name, parameter in learned.items():
             self._before.setdefault(name, torch.empty_like(parameter)).copy_(parameter)
         fields_before = None if state.centering is None else state.centering.fields()
         if optimizer is None:
-            own_step(state, gradient, self._settings, weight, state.update)
+            own_step(state, gradient, self.settings, weight, state.update)
         else:
             for name, parameter in learned.items():
                 parameter.grad = gradient[name] * weight if weight != 1 else gradient[name].contiguous()
@@ -51,13 +50,13 @@ class ReferenceBackend(UpdateBackend):
 
     def _fail(self, state: TrainState, gradient: Gradient) -> NoReturn:
         """Restore the parameters from before the step, reset the momenta, and raise DivergenceError."""
-        optimizer = self._settings.optimizer
+        optimizer = self.settings.optimizer
         culprit = first_not_finite(state, gradient)
         for name, parameter in state.learned.items():
             parameter.copy_(self._before[name])
         state.reset_momenta()
         rate = None if optimizer is None else float(optimizer.param_groups[0]["lr"])
-        fail(self._settings.recipe, state.update + 1, culprit, rate)
+        fail(self.settings.recipe, state.update + 1, culprit, rate)
 
 
 def gradient_of(state: TrainState, settings: UpdateSettings, batch: Layers, share: Share = WHOLE) -> Gradient:
@@ -94,8 +93,6 @@ def own_gradient(state: TrainState, settings: UpdateSettings, batch: Layers, sha
     """Advance the chains and the hidden offset, and return this process's gradient before it is normalized."""
     machine = state.machine
     field = machine.hidden_field(batch)
-    if not state.chains:
-        state.chains.update(settings.negative.start(machine, batch, state.start_numbers(share)))
     rng = state.chain_numbers(share)
     chain = settings.negative.draw(machine, batch, machine.as_masks(None, batch), field, rng, state.chains)
     chain_field = machine.hidden_field(chain)

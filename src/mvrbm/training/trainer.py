@@ -414,9 +414,6 @@ class Trainer:
         data: Layers = batch.visible
         if batch.known:
             data = backend.draw_missing(self.state, batch, self.missing_steps, share)
-        if self.recipe.negative.chain_shape and not self.state.chains:
-            self._start_chains(data)
-            backend.load(self.state)
         self.state = backend.update(self.state, data, weight, share)
 
     def _share_of(self, batch: Batch) -> Share:
@@ -424,19 +421,11 @@ class Trainer:
         if self.world.size == 1:
             return WHOLE
         samples = len(batch) / max(1, batch.total)
-        negative = self.recipe.negative
-        if not negative.chain_shape:
+        n_chains = self.recipe.negative.n_chains
+        if n_chains == 0:
             return Share(samples, samples, batch.first, batch.first)
-        n_chains = negative.chain_shape[negative.chain_axis]
         own = self.world.part_of(n_chains)
         return Share(samples, (own.stop - own.start) / n_chains, batch.first, own.start)
-
-    def _start_chains(self, data: Layers) -> None:
-        """Start the persistent chains at the samples of all processes, so that their number makes no difference."""
-        negative = self.recipe.negative
-        samples = {name: torch.cat(self.world.gather(array)) for name, array in data.items()}
-        chains = negative.start(self.machine, samples, self.state.start_numbers())
-        self.state.chains.update(negative.share_of_chains(chains, self.world))
 
     def _synchronize(self, backend: UpdateBackend) -> None:
         """Write everything that the backend keeps to the state, and continue as a resumed training run would."""
@@ -460,6 +449,7 @@ class Trainer:
             n_processes=self.world.size,
             every_batch=any(callback.every_batch for callback in self.callbacks),
             missing_steps=self.missing_steps,
+            gather=self.world.gather,
         )
 
     # -- preparation ------------------------------------------------------------------------------

@@ -52,18 +52,22 @@ class NegativePhase(ABC):
         """Gibbs steps per update."""
         raise NotImplementedError
 
+    @property
+    def n_chains(self) -> int:
+        """Number of chains that are kept between updates, at each temperature. 0 if no chains are kept."""
+        return self.chain_shape[self.chain_axis] if self.chain_shape else 0
+
     def share(self, world: World) -> NegativePhase:
         """Return the negative phase of one process among several, which advances its part of the chains."""
         return self
 
-    def share_of_chains(self, chains: Chains, world: World) -> Chains:
-        """Return this process's part of the chains of all processes."""
+    def share_of_chains(self, chains: Chains, own: slice) -> Chains:
+        """Return the chains of one process, given the chains of all processes."""
         found = {}
         for name, chain in chains.items():
             if chain.ndim:
                 by_chain = chain.movedim(self.chain_axis, 0)
-                own = by_chain[world.part_of(len(by_chain))]
-                found[name] = own.movedim(0, self.chain_axis).clone(memory_format=torch.contiguous_format)
+                found[name] = by_chain[own].movedim(0, self.chain_axis).clone(memory_format=torch.contiguous_format)
             else:
                 found[name] = chain.clone()
         return found

@@ -29,7 +29,7 @@ class FlatBackend(UpdateBackend):
 
     def __init__(self, settings: UpdateSettings, state: TrainState) -> None:
         like = state.machine.like
-        self.settings = settings
+        super().__init__(settings)
         self.arrays = FlatArrays(state, normalized=settings.recipe.normalized)
         self.layout = self.arrays.layout
         code = compiled.library() if like.dtype == torch.float32 else None  # it computes in single precision
@@ -42,10 +42,7 @@ class FlatBackend(UpdateBackend):
         self._gibbs_steps = int(settings.negative.steps)
         self._chains_started = False
 
-    @torch.no_grad()
-    def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
-        if self._persistent is not None and not self._chains_started:  # `load` has left the machine up to date
-            self._set_chains(self._persistent.start(state.machine, batch, state.start_numbers(share)))
+    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
         self._contrast(batch, state.chain_numbers(share), weight * share.data, weight * share.chains)
         hidden_offset = None
         if state.centering is not None and state.centering.follow_hidden:

@@ -162,7 +162,7 @@ def _slower_reason(settings: UpdateSettings, state: TrainState, pad: int) -> str
         return "not all of its layers are matrices, or dense next to matrices"
     K = layout.hidden_rows
     L = layout.hidden_columns
-    n = max(settings.recipe.batch_size, int(getattr(settings.negative, "n_chains", 0)))
+    n = max(settings.recipe.batch_size, settings.negative.n_chains)
     own_multiplications = 0
     gemm_multiplications = 0
     for layer in matrices:

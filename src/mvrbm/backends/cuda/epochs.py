@@ -257,7 +257,10 @@ class KernelBackend(EpochBackend):
 
     @abstractmethod
     def start_chains(self, number: int, rows: Tensor) -> None:
-        """Start a model's persistent chains at samples of its data, each sample as often as needed."""
+        """Start a model's persistent chains at samples of its data, each sample as often as needed.
+
+        This is `start_chains` of :mod:`mvrbm.backends.base` for data that is on the device in the form of the kernels.
+        """
 
     @abstractmethod
     def compute_updates(self, first: int, count: int, update: int) -> None:
