@@ -9,7 +9,7 @@ import importlib
 from types import ModuleType
 
 # Version of the interface between Python and _native.c. The C file defines the same number.
-_NATIVE_INTERFACE = 8
+_NATIVE_INTERFACE = 9
 
 
 @functools.cache

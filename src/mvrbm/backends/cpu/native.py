@@ -14,7 +14,7 @@ from mvrbm import compiled
 from mvrbm.backends.base import UpdateSettings
 from mvrbm.backends.cpu import gemm
 from mvrbm.backends.cpu.flat import FlatBackend
-from mvrbm.backends.cpu.native_job import MOST_CHUNKS, Job, JobMemory, Layer, matrix_shape, padded
+from mvrbm.backends.cpu.native_job import MOST_CHUNKS, JobMemory, has_fields_of, matrix_shape, padded
 from mvrbm.backends.layout import LayerLayout, Layout
 from mvrbm.data.sources import Batch
 from mvrbm.random import RandomSource
@@ -142,7 +142,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | Non
     code = compiled.library()
     if code is None:
         return "there is no compiled code of this version"
-    if (code.job_size, code.layer_size) != (ctypes.sizeof(Job), ctypes.sizeof(Layer)):
+    if not has_fields_of(code):
         return "the compiled code is of another version: install the package again"
     dtype = state.machine.like.dtype
     if dtype != torch.float32:
