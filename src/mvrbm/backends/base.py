@@ -67,6 +67,15 @@ class UpdateSettings:
     missing_steps: int = 5
     gather: Callable[[Tensor], list[Tensor]] = World().gather
 
+    def sum_over_processes(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their sums over all processes, in one message."""
+        if self.n_processes == 1:
+            return
+        message = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self.all_reduce(message)
+        for tensor, total in zip(tensors, message.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(total.view(tensor.shape))
+
     def whole_epochs_unsupported_reason(self, source: Source, *, masked: bool = False) -> str | None:
         """Return why no backend can compute whole epochs of this run, or None if one can.
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import importlib.util
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -26,6 +24,7 @@ from mvrbm.backends.formed import FormedMachine
 from mvrbm.backends.reference import ReferenceBackend, own_gradient, own_step, powers_of
 from mvrbm.cuda_graphs import capture
 from mvrbm.data.sources import Source, masks_of
+from mvrbm.extras import triton_runs_on
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.updates.gradient import Centering, Gradient
@@ -237,8 +236,7 @@ class GraphBackend(EpochBackend):
     def _fused_step(self, state: TrainState) -> FusedStep | None:
         """Return the kernels that make the step in two launches, None where PyTorch has to make it."""
         like = state.machine.like
-        triton = like.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-        if not triton or importlib.util.find_spec("triton") is None or self.settings.optimizer is not None:
+        if self.settings.optimizer is not None or not triton_runs_on(like.device):
             return None
         from mvrbm.backends.cuda import epochs, graph_step
 

@@ -63,15 +63,8 @@ def gradient_of(state: TrainState, settings: UpdateSettings, batch: Layers, shar
     """Advance the chains and the hidden offset, and return the gradient of every learned parameter for one update."""
     gradient = own_gradient(state, settings, batch, share)
     powers = powers_of(state, batch, share.data)
-    if settings.n_processes > 1:
-        gradient = {name: gradient[name] for name in state.learned}  # in the same order in all processes
-        parts = [*gradient.values(), *powers.values()]
-        flat = torch.cat([part.reshape(-1) for part in parts])
-        settings.all_reduce(flat)
-        pieces = flat.split([part.numel() for part in parts])
-        summed = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
-        powers = dict(zip(powers, summed[len(gradient) :], strict=True))
-        gradient = dict(zip(gradient, summed, strict=False))
+    gradient = {name: gradient[name] for name in state.learned}  # in the same order in all processes
+    settings.sum_over_processes([*gradient.values(), *powers.values()])
     if settings.recipe.normalized:
         normalize(gains_of(state.machine, gradient, powers))
     return gradient

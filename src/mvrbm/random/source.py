@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib.util
 import math
-import os
 from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.compiled import random as compiled
+from mvrbm.extras import triton_runs_on
 from mvrbm.random import philox
 from mvrbm.validation import whole_number
 
@@ -210,16 +209,10 @@ def _permutations(key: int, n: int, steps: Tensor, draw: int) -> Tensor:
     return order.view(len(steps), n) - number * n
 
 
-@functools.cache
-def _triton_kernels() -> ModuleType | None:
-    if importlib.util.find_spec("triton") is None:
+def _triton(device: torch.device) -> ModuleType | None:
+    """Return the Triton kernels if they can run on a device."""
+    if not triton_runs_on(device):
         return None
     from mvrbm.random import kernels
 
     return kernels
-
-
-def _triton(device: torch.device) -> ModuleType | None:
-    """Return the Triton kernels if they can run on a device: on a GPU, or in Triton's interpreter."""
-    usable = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    return _triton_kernels() if usable else None

@@ -47,7 +47,8 @@ class FlatBackend(UpdateBackend):
         hidden_offset = None
         if state.centering is not None and state.centering.follow_hidden:
             hidden_offset = state.centering.advance(self._data_mean[None] / weight)
-        powers = self._sum_over_processes(self._variances.powers(batch, share.data))
+        powers = self._variances.powers(batch, share.data)
+        self.settings.sum_over_processes([self.arrays.gradient, *powers.values()])
         self._variances.finish_gradients()
         fields_before = [] if hidden_offset is None else self._centering.apply(hidden_offset)
         result = self._step.make(state.update, powers)
@@ -72,19 +73,6 @@ class FlatBackend(UpdateBackend):
     @abstractmethod
     def _chain_states(self) -> list[Tensor]:
         """Return views of the states of the persistent chains of every layer, (n, *layer shape) each."""
-
-    def _sum_over_processes(self, powers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Replace the gradient by its sum over all processes, and return the sums of the powers."""
-        gradient = self.arrays.gradient
-        if not powers:
-            self.settings.all_reduce(gradient)
-            return {}
-        if self.settings.n_processes == 1:
-            return dict(powers)
-        message = torch.cat([gradient, torch.stack(list(powers.values()))])
-        self.settings.all_reduce(message)
-        gradient.copy_(message[: len(gradient)])
-        return dict(zip(powers, message[len(gradient) :], strict=True))
 
     def _fail(self, result: StepResult, state: TrainState) -> NoReturn:
         """Restore the parameters from before the step, reset the momenta, and raise DivergenceError."""

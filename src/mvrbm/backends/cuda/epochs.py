@@ -6,9 +6,7 @@ chains on the device, in buffers that CUDA graphs read and write; `load` and `st
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from mvrbm.backends.base import EpochBackend, UpdateSettings
 from mvrbm.backends.device_memory import too_large_reason
 from mvrbm.cuda_graphs import capture
 from mvrbm.data.sources import Source
+from mvrbm.extras import triton_runs_on
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
@@ -317,7 +316,6 @@ def unsupported_reason(
     like = state.machine.like
     if like.dtype != torch.float32:
         return f"its parameters are {like.dtype}"
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on any device
-    if not (like.is_cuda or interpreted) or importlib.util.find_spec("triton") is None:
+    if not triton_runs_on(like.device):
         return f"there is no Triton for {like.device.type}"
     return settings.whole_epochs_unsupported_reason(source, masked=masked) or too_large_reason(source, like.device)
