@@ -54,13 +54,16 @@ class _DeviceBatches:
         self._within = torch.arange(batch_size, device=device)
 
     def masks(self, source: Source) -> dict[str, Tensor]:
-        """Return which entries of the data are known, for every layer if for any, or nothing if all are known."""
+        """Return masks that are True where the data is known, one per layer. Empty if no entry is missing.
+
+        Layers without missing entries have a mask of a single number, which applies to all their entries.
+        """
         known = masks_of(source)
         everything = torch.ones((), dtype=torch.bool)
         return {name: known.get(name, everything).to(array.device) for name, array in self.data.items() if known}
 
     def replace(self, source: Source) -> bool:
-        """Take over data of the same shapes and dtypes, in the same memory; return whether they are the same."""
+        """Copy other data into the same memory, and return True, or return False if shapes or dtypes differ."""
         masks = self.masks(source)
         data = {name: torch.as_tensor(array) for name, array in source.with_masks[0].items()}
         if _shapes(data) != _shapes(self.data) or _shapes(masks) != _shapes(self.known):
@@ -80,7 +83,7 @@ class _DeviceBatches:
         return {name: unit.from_data(self.data[name].index_select(0, rows)) for name, unit in machine.layers.items()}
 
     def known_entries(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return which entries of samples are known; a mask of a single number holds for all entries."""
+        """Return the masks of some samples; see `masks`."""
         return {name: mask.index_select(0, rows) if mask.ndim else mask for name, mask in self.known.items()}
 
 

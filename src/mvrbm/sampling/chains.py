@@ -17,9 +17,10 @@ from mvrbm.random import RandomSource
 from mvrbm.sampling.labels import draw_labels, loose_labels
 from mvrbm.validation import whole_number
 
-# Couplings are multiplied out to full matrices of at most so many entries on a GPU, where one large product is faster
-# than several small ones; on the CPU, of at most so many times the multiplications of the coupling itself.
+# Maximum number of entries of a coupling's full matrix on a GPU. Up to this size, one product with the full matrix is
+# faster than several small products with the factors.
 _LARGEST_ON_GPU = 2**23
+# On a CPU, the full matrix is used if it takes at most this many times the multiplications of the factors.
 _WORTH_MULTIPLYING = 2.5
 
 Layers = Mapping[str, Tensor]
@@ -28,7 +29,7 @@ Masks = Mapping[str, Tensor | None]
 
 @dataclass(frozen=True)
 class State:
-    """Visible arrays by name, and the hidden array given which they were drawn, with its fields on them."""
+    """Hidden states of chains, their fields on the visible layers, and the visible states drawn in these fields."""
 
     visible: dict[str, Tensor]  # each (n, *layer shape)
     hidden: Tensor  # (n, *hidden shape)

@@ -34,7 +34,8 @@ class NegativePhase(ABC):
 
     #: The axis of the arrays in `chains` that counts the chains.
     chain_axis: ClassVar[int] = 0
-    #: Whether every `draw` except the first launches the same work and reads nothing back from a GPU.
+    #: Whether a CUDA graph can record `draw`: all calls after the first launch the same kernels, and no call waits for
+    #: a value from the GPU.
     capturable: ClassVar[bool] = False
 
     @property

@@ -111,12 +111,21 @@ class NativeBackend(FlatBackend):
         return samples
 
     def _run(self, rng: RandomSource, drawn: Sequence[LayerLayout | None]) -> None:
-        """Let the C code do the job. `drawn` are the layers that it draws, in order, None for the hidden layer."""
+        """Run the C code.
+
+        Parameters
+        ----------
+        rng : RandomSource
+            Random numbers of the first draw.
+        drawn : sequence of LayerLayout or None
+            The layer of each draw, in order. None stands for the hidden layer.
+        """
         job = self._memory.job
         job.key, job.update, job.first_draw, job.first_row = rng.position
         normal = [self._normal_numbers(rng, number, layout) for number, layout in enumerate(drawn)]
         if job.filling:
-            normal.insert(0, None)  # the C code counts a hidden layer in the first step, which draws none
+            # `normal` has an entry for the hidden layer at every step, but the first step does not draw it.
+            normal.insert(0, None)
         addresses = (None if numbers is None else numbers.data_ptr() for numbers in normal)
         job.normal = (ctypes.c_void_p * len(normal))(*addresses)
         n_groups = -(-(job.n_data + job.n_chains) // job.group)
