@@ -434,7 +434,7 @@ def test_a_gpu_takes_graphs_where_there_are_no_kernels_and_captures_them():
 def test_what_cannot_be_captured_is_made_launch_by_launch():
     class Looking(CD):
         def draw(self, machine, batch, *others):
-            float(machine.hidden.bias.sum())  # waits for the card, which a capture forbids
+            float(machine.hidden.bias.sum())  # waits for the GPU, which a capture forbids
             return super().draw(machine, batch, *others)
 
     make, recipe, _ = CASES["dense"]
