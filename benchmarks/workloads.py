@@ -185,7 +185,7 @@ def epochs(workload: Workload, device: str, name: str | None = None) -> tuple[Ca
     first = trainers[0]
     states = [trainer.state for trainer in trainers]
     settings = [trainer.update_settings() for trainer in trainers]
-    backend = choose_backend(settings, states, [source] * len(trainers), 1, name=name)
+    backend = choose_backend(settings, states, [source] * len(trainers), 1, name=name or "auto")
     done = itertools.count()
     orders: list[Tensor] = []
 

@@ -1,9 +1,18 @@
-"""Import optional dependencies on demand."""
+"""Import optional dependencies on demand, and find out whether Triton can be used."""
 
+from __future__ import annotations
+
+import functools
 import importlib
+import importlib.util
+import os
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from mvrbm.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def require(module: str, purpose: str, extra: str) -> ModuleType:
@@ -26,3 +35,14 @@ def require(module: str, purpose: str, extra: str) -> ModuleType:
         command = f"pip install 'mvrbm[{extra}]'"
         message = f"{purpose} requires the package {package}, which is not installed: {command}"
         raise MissingPackageError(message, name=package) from error
+
+
+def triton_runs_on(device: torch.device) -> bool:
+    """Return whether Triton kernels can run on a device: on a GPU or, in Triton's interpreter, on any device."""
+    usable = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    return usable and _triton_is_installed()
+
+
+@functools.cache
+def _triton_is_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None

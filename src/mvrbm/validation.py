@@ -1,4 +1,4 @@
-"""Validate individual arguments (integers, numbers in a range, choices, shapes), and check that tensors are finite.
+"""Validate individual arguments (integers, numbers in a range, bools, choices, shapes), and check that tensors are finite.
 
 :mod:`mvrbm.estimators.inputs` validates data arrays. Each unit validates the values in its layer.
 """
@@ -57,6 +57,13 @@ def number(
     lower = "positive" if exclude_low and low == 0 else f"{'above' if exclude_low else 'at least'} {low:g}"
     upper = "" if math.isinf(high) else f" and {'below' if exclude_high else 'at most'} {high:g}"
     raise ValueError(f"{name} must be {lower}{upper}, got {value!r}")
+
+
+def truth_value(value: Any, name: str) -> bool:
+    """Return `value` as a bool, or raise ValueError if it is neither True nor False."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
 
 
 def choice(value: Choice, name: str, options: Iterable[Choice]) -> Choice:

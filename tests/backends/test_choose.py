@@ -1,5 +1,7 @@
 """The table of backends, and the rule that chooses among them."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -55,3 +57,31 @@ def test_machines_train_together_by_kernels_alone():
 def test_without_kernels_no_backend_trains_groups():
     (settings,), (state,), (source,) = prepared()
     assert kernel_backend(settings, state, source, 2) is None
+
+
+@pytest.mark.parametrize("name", ["gemm", "reference"])
+def test_trainers_use_the_backend_that_the_user_names(monkeypatch, name):
+    entry = BACKENDS[name]
+    built = []
+
+    def build(*run):
+        built.append(name)
+        return entry.build(*run)
+
+    monkeypatch.setitem(BACKENDS, name, dataclasses.replace(entry, build=build))
+    machine = BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 7)), Kronecker(2))
+    Trainer(machine, backend=name).fit(torch.rand(20, 6, 5), 1)
+    assert built == [name]
+
+
+def test_trainers_raise_if_the_named_backend_cannot_compute_the_run():
+    trainer = Trainer(BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 7)), Kronecker(2)), backend="graph")
+    with pytest.raises(ValueError, match="backend 'graph' cannot compute this training run: the machine is on cpu"):
+        trainer.fit(torch.rand(20, 6, 5), 1)
+    assert trainer.failed
+
+
+def test_machines_with_a_named_cpu_backend_train_one_by_one():
+    (settings,), (state,), (source,) = prepared()
+    assert kernel_backend(settings, state, source, 2, name="gemm") is None
+    assert kernel_backend(settings, state, source, 2, name="per_sample") == "per_sample"

@@ -5,10 +5,12 @@ import pytest
 import torch
 
 from mvrbm import Bernoulli, BoltzmannMachine, Kronecker, RandomSource
+from mvrbm.backends import choose
 from mvrbm.backends.base import EpochBackend
+from mvrbm.backends.choose import BackendChoice
 from mvrbm.data.sources import as_source
 from mvrbm.models import mvrbm
-from mvrbm.training import Callback, Recipe, Trainer, fit_together, trainer
+from mvrbm.training import Callback, Recipe, Trainer, fit_together
 from mvrbm.training.epochs import EpochLoop, EpochOrders
 from mvrbm.updates.state import TrainState
 
@@ -86,8 +88,9 @@ class Recorder(EpochBackend):
 
 
 def chosen(monkeypatch, backend):
-    """Let trainers use a backend."""
-    monkeypatch.setattr(trainer, "choose_backend", lambda *arguments: backend)
+    """Let trainers use a backend for every training run."""
+    recorder = BackendChoice("records its calls", lambda *run: None, lambda *run: backend)
+    monkeypatch.setattr(choose, "BACKENDS", {"recorder": recorder})
     return backend
 
 

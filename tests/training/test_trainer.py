@@ -129,6 +129,13 @@ def test_invalid_settings_are_errors():
         {"std": float("inf")},
         {"momentum": 1.0},
         {"weight_decay": -0.1},
+        {"rate_decay": 0},
+        {"rate_decay": 30.5},
+        {"planned_updates": 1.5},
+        {"linear_decay": "yes"},
+        {"bias_from_data": 1},
+        {"normalized": None},
+        {"balance": "no"},
     ]:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Recipe(**wrong)

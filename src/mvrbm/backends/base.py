@@ -1,13 +1,28 @@
-"""The interface of a backend: the settings of the updates that it computes, and the methods that a trainer calls."""
+"""The interface of a backend: the settings of the updates that it computes, and the methods that a trainer calls.
+
+**Divergence.** All backends follow one rule if an update makes a parameter infinite or NaN. They raise
+:class:`~mvrbm.errors.DivergenceError` and leave the state with
+
+- the parameters from before the failed update. Backends that check for divergence only every few thousand updates
+  return to the parameters of their last check.
+- momenta of zero, because the momenta of the failed update may not be finite either. Optimizers forget their moments.
+- `state.update`, the number of updates that led to these parameters.
+
+The message names the first parameter, in the order of `named_parameters`, that is not finite after the failed update.
+Backends that see the gradient of every update name the first parameter whose gradient is not finite, if there is one.
+Backends that train several machines together do not raise: `store` returns which of them diverged.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from mvrbm.data.sources import Batch, Source
+from mvrbm.distributed import World
 from mvrbm.sampling import Layers
 from mvrbm.updates.gradient import WHOLE, Reduce, Share
 from mvrbm.updates.missing import draw_missing
@@ -34,6 +49,8 @@ class UpdateSettings:
         Replaces a tensor by its sum over all processes.
     n_processes : int
         Number of processes that share every update.
+    gather : callable
+        Returns a tensor of every process, in the order of their ranks.
     every_batch : bool
         Whether a callback needs the state after every batch.
     missing_steps : int
@@ -48,6 +65,16 @@ class UpdateSettings:
     n_processes: int
     every_batch: bool
     missing_steps: int = 5
+    gather: Callable[[Tensor], list[Tensor]] = World().gather
+
+    def sum_over_processes(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their sums over all processes, in one message."""
+        if self.n_processes == 1:
+            return
+        message = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self.all_reduce(message)
+        for tensor, total in zip(tensors, message.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(total.view(tensor.shape))
 
     def whole_epochs_unsupported_reason(self, source: Source, *, masked: bool = False) -> str | None:
         """Return why no backend can compute whole epochs of this run, or None if one can.
@@ -63,6 +90,22 @@ class UpdateSettings:
         return None
 
 
+def start_chains(settings: UpdateSettings, state: TrainState, batch: Layers, share: Share = WHOLE) -> bool:
+    """Start the persistent chains if the run needs some and has none, and return whether they were started.
+
+    They start at the samples of all processes, so that the number of processes makes no difference. `batch` has the
+    samples of this process, without missing entries.
+    """
+    negative = settings.recipe.negative
+    if state.chains or not negative.chain_shape:
+        return False
+    samples = {name: torch.cat(settings.gather(array)) for name, array in batch.items()}
+    chains = negative.start(state.machine, samples, state.start_numbers())
+    own = slice(share.first_chain, share.first_chain + settings.negative.n_chains)
+    state.chains.update(negative.share_of_chains(chains, own))
+    return True
+
+
 class UpdateBackend(ABC):
     """Computes updates one by one: takes a state and a batch, and returns the state after the update.
 
@@ -70,7 +113,10 @@ class UpdateBackend(ABC):
     state, and `load` reads them from the state.
     """
 
-    @abstractmethod
+    def __init__(self, settings: UpdateSettings) -> None:
+        self.settings = settings
+
+    @torch.no_grad()
     def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
         """Make one update, which changes the state in place, and return the state.
 
@@ -85,6 +131,13 @@ class UpdateBackend(ABC):
         share : Share
             The part of the update that this process computes.
         """
+        if start_chains(self.settings, state, batch, share):
+            self.load(state)
+        return self._update(state, batch, weight, share)
+
+    @abstractmethod
+    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
+        """Make one update, as `update` does, from a state whose persistent chains have started."""
 
     def draw_missing(self, state: TrainState, batch: Batch, steps: int, share: Share = WHOLE) -> Layers:
         """Return a batch whose missing entries are drawn from the model in `steps` Gibbs steps."""

@@ -27,7 +27,9 @@ __all__ = [
     "EpochBackend",
     "UpdateBackend",
     "UpdateSettings",
+    "check_name",
     "choose_backend",
+    "choose_entry",
     "kernel_backend",
     "unsupported_reasons",
 ]
@@ -48,6 +50,8 @@ class BackendChoice:
     build: Builder
     #: Whether the backend can train several machines of the same shapes together.
     trains_groups: bool = False
+    #: Whether PyTorch computes the products, so that the threads of PyTorch matter on a CPU.
+    uses_torch_threads: bool = True
 
 
 def _kernels(summary: str, kind: type[KernelBackend], reason: Callable[..., str | None]) -> BackendChoice:
@@ -84,6 +88,7 @@ BACKENDS: dict[str, BackendChoice] = {
         "CPU: sums of Kronecker products of matrices, compiled code",
         lambda settings, state, source: native.unsupported_reason(settings, state),
         lambda settings, states, sources, threads: native.NativeBackend(settings[0], states[0], threads),
+        uses_torch_threads=False,
     ),
     "gemm": BackendChoice(
         "CPU: sums of Kronecker products and full matrices, products of whole batches",
@@ -104,18 +109,23 @@ def choose_backend(
     sources: Sequence[Source],
     threads: int,
     *,
-    name: str | None = None,
+    name: str = "auto",
 ) -> Backend:
-    """Return a backend for a training run, or for the training runs of several machines of the same shapes.
+    """Build the backend that :func:`choose_entry` chooses, with a number of threads for backends on the CPU."""
+    return choose_entry(settings, states, sources, name=name).build(settings, states, sources, threads)
+
+
+def choose_entry(
+    settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source], *, name: str = "auto"
+) -> BackendChoice:
+    """Choose a backend for a training run, or for the training runs of several machines of the same shapes.
 
     Parameters
     ----------
     settings, states, sources : sequences
         Settings, state and data of each machine.
-    threads : int
-        Number of threads for backends on the CPU.
-    name : str, optional
-        Name in `BACKENDS`. Default: the fastest backend that can compute the training run.
+    name : str
+        Name in `BACKENDS`, or ``"auto"`` for the fastest backend that can compute the training run.
 
     Raises
     ------
@@ -123,18 +133,30 @@ def choose_backend(
         If the named backend cannot compute the training run, or if no backend can train the machines together.
     """
     models = len(settings)
-    chosen = _fastest(settings[0], states[0], sources[0], models) if name is None else _named(name)
+    chosen = check_name(name)
+    if chosen == "auto":
+        chosen = _fastest(settings[0], states[0], sources[0], models)
     reason = BACKENDS[chosen].unsupported_reason(settings[0], states[0], sources[0])
     if reason is not None:
         raise ValueError(f"backend {chosen!r} cannot compute this training run: {reason}")
     if models > 1 and not BACKENDS[chosen].trains_groups:
         raise ValueError(f"backend {chosen!r} cannot train {models} machines together: train them one by one")
-    return BACKENDS[chosen].build(settings, states, sources, threads)
+    return BACKENDS[chosen]
 
 
-def kernel_backend(settings: UpdateSettings, state: TrainState, source: Source, models: int) -> str | None:
-    """Return the name of the fastest backend that trains machines of the same shapes together, None without one."""
-    chosen = _fastest(settings, state, source, models)
+def check_name(name: str) -> str:
+    """Return the name of a backend, or ``"auto"``. Raises ValueError for other names."""
+    return choice(name, "backend", ("auto", *BACKENDS))
+
+
+def kernel_backend(
+    settings: UpdateSettings, state: TrainState, source: Source, models: int, *, name: str = "auto"
+) -> str | None:
+    """Return the name of the backend that trains machines of the same shapes together, None if there is none.
+
+    `name` is the backend that the user has requested, as in :func:`choose_entry`.
+    """
+    chosen = _fastest(settings, state, source, models) if name == "auto" else name
     return chosen if BACKENDS[chosen].trains_groups else None
 
 
@@ -143,17 +165,12 @@ def unsupported_reasons(settings: UpdateSettings, state: TrainState, source: Sou
     return {name: each.unsupported_reason(settings, state, source) for name, each in BACKENDS.items()}
 
 
-def _named(name: str) -> str:
-    return choice(name, "backend", tuple(BACKENDS))
-
-
 def _fastest(settings: UpdateSettings, state: TrainState, source: Source, models: int) -> str:
     """Return the name of the fastest backend that can compute the training runs of some machines."""
     reasons = unsupported_reasons(settings, state, source)
     supported = [name for name, reason in reasons.items() if reason is None]
     if supported[:2] == ["per_sample", "full_matrix"]:
-        n_chains = settings.negative.chain_shape
-        rows = max(settings.recipe.batch_size, *n_chains) if n_chains else settings.recipe.batch_size
+        rows = max(settings.recipe.batch_size, settings.negative.n_chains)
         processors = n_processors(state.machine.like.device)
         if per_sample.slower_reason(Layout.of(state.machine), rows, models, processors) is not None:
             return "full_matrix"

@@ -1,4 +1,4 @@
-"""Whether the data of a training run fits the memory of a device, next to everything else."""
+"""Check whether the data of a training run fits into the memory of a device."""
 
 import math
 
@@ -11,7 +11,7 @@ _SHARE_OF_MEMORY = 0.5
 
 
 def too_large_reason(source: Source, device: torch.device) -> str | None:
-    """Return that the data is too large to be kept on a device, None if it is not."""
+    """Return an explanation if the data is too large for the memory of a device, otherwise None."""
     arrays, known = source.with_masks
     masks = known.values() if not source.nan_is_missing else arrays.values()  # one byte per entry
     size = sum(int(torch.as_tensor(array[:1]).nbytes) * len(array) for array in arrays.values())

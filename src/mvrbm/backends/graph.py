@@ -11,21 +11,20 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import importlib.util
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from mvrbm.backends.base import EpochBackend, UpdateSettings
+from mvrbm.backends.base import EpochBackend, UpdateSettings, start_chains
 from mvrbm.backends.device_memory import too_large_reason
 from mvrbm.backends.formed import FormedMachine
 from mvrbm.backends.reference import ReferenceBackend, own_gradient, own_step, powers_of
 from mvrbm.cuda_graphs import capture
 from mvrbm.data.sources import Source, masks_of
+from mvrbm.extras import triton_runs_on
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.updates.gradient import Centering, Gradient
@@ -55,13 +54,16 @@ class _DeviceBatches:
         self._within = torch.arange(batch_size, device=device)
 
     def masks(self, source: Source) -> dict[str, Tensor]:
-        """Return which entries of the data are known, for every layer if for any, or nothing if all are known."""
+        """Return masks that are True where the data is known, one per layer. Empty if no entry is missing.
+
+        Layers without missing entries have a mask of a single number, which applies to all their entries.
+        """
         known = masks_of(source)
         everything = torch.ones((), dtype=torch.bool)
         return {name: known.get(name, everything).to(array.device) for name, array in self.data.items() if known}
 
     def replace(self, source: Source) -> bool:
-        """Take over data of the same shapes and dtypes, in the same memory; return whether they are the same."""
+        """Copy other data into the same memory, and return True, or return False if shapes or dtypes differ."""
         masks = self.masks(source)
         data = {name: torch.as_tensor(array) for name, array in source.with_masks[0].items()}
         if _shapes(data) != _shapes(self.data) or _shapes(masks) != _shapes(self.known):
@@ -81,7 +83,7 @@ class _DeviceBatches:
         return {name: unit.from_data(self.data[name].index_select(0, rows)) for name, unit in machine.layers.items()}
 
     def known_entries(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return which entries of samples are known; a mask of a single number holds for all entries."""
+        """Return the masks of some samples; see `masks`."""
         return {name: mask.index_select(0, rows) if mask.ndim else mask for name, mask in self.known.items()}
 
 
@@ -102,8 +104,8 @@ class GraphBackend(EpochBackend):
         self._batches = _DeviceBatches(source, self.batch_size, device)
         # Number of the next update: it selects random numbers and learning rates.
         self._clock = torch.full((), state.update, dtype=torch.int64, device=device)
-        # Whether all parameters are finite so far.
-        self._alive = torch.ones((), dtype=torch.bool, device=device)
+        # Whether each learned parameter is finite, up to the first step after which one is not.
+        self._finite = torch.ones(len(state.learned), dtype=torch.bool, device=device)
         self._graphs: dict[Kind, torch.cuda.CUDAGraph | None] = {}
         # Replays of a graph leave the gradients, which an optimizer reads, in the same memory every time.
         self._gradients: dict[Kind, Gradient] = {}
@@ -116,7 +118,7 @@ class GraphBackend(EpochBackend):
             state.momentum_of(name, parameter)
         self._kept = [torch.empty_like(parameter) for parameter in state.learned.values()]
         self._fused = self._fused_step(state)
-        n_chains = int(getattr(settings.negative, "n_chains", self.batch_size))
+        n_chains = settings.negative.n_chains or self.batch_size
         self._formed = FormedMachine(state.machine, self.batch_size + n_chains)
         self._keep_in_place(state)
         self._memory = _memory_of(state)
@@ -149,18 +151,22 @@ class GraphBackend(EpochBackend):
         if not same_run or not self._batches.replace(sources[0]):
             return False
         self._clock.fill_(state.update)
-        self._alive.fill_(True)
+        self._finite.fill_(True)
         if self._fused is not None:
-            self._fused.n_not_finite.zero_()
+            self._fused.reset()
         self._keep_in_place(state)
         return True
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
-        """Raise DivergenceError if a parameter is not finite; the parameters are already in the machine."""
+        """Raise DivergenceError if a step failed. The parameters before that step are already in the machine."""
         self._unchecked = 0
-        if not bool(self._alive) or (self._fused is not None and bool(self._fused.n_not_finite)):
-            states[0].update = int(self._clock)
-            fail(self.settings.recipe, states[0].update + 1)
+        state = states[0]
+        finite = self._finite if self._fused is None else self._fused.n_not_finite == 0
+        if not bool(finite.all()):
+            name = list(state.learned)[finite.tolist().index(False)]
+            state.update = int(self._clock)
+            state.reset_momenta()
+            fail(self.settings.recipe, state.update + 1, f"the parameter of '{name}'")
         return [False]
 
     def load(self, states: Sequence[TrainState]) -> None:
@@ -204,6 +210,7 @@ class GraphBackend(EpochBackend):
             masks = self._batches.known_entries(rows)
             rng = formed.missing_numbers()
             batch = draw_unknown(formed.machine, batch, masks, rng, self.settings.missing_steps)
+        start_chains(self.settings, formed, batch)
         gradient = self._formed.pull_back(own_gradient(formed, self.settings, batch))
         if state.centering is not None and formed.centering is not None:
             state.centering.hidden = formed.centering.hidden
@@ -232,8 +239,7 @@ class GraphBackend(EpochBackend):
     def _fused_step(self, state: TrainState) -> FusedStep | None:
         """Return the kernels that make the step in two launches, None where PyTorch has to make it."""
         like = state.machine.like
-        triton = like.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-        if not triton or importlib.util.find_spec("triton") is None or self.settings.optimizer is not None:
+        if self.settings.optimizer is not None or not triton_runs_on(like.device):
             return None
         from mvrbm.backends.cuda import epochs, graph_step
 
@@ -253,11 +259,12 @@ class GraphBackend(EpochBackend):
         if centering is not None and before is not None:
             self._formed.refresh()
             centering.follow(before)
-        total = torch.stack(torch._foreach_norm(learned, math.inf)).sum()
-        self._alive.logical_and_(total < math.inf)  # False for NaN too
+        finite = torch.stack(torch._foreach_norm(learned, math.inf)) < math.inf  # False for NaN too
+        torch.where(self._finite.all(), finite, self._finite, out=self._finite)
+        accepted = self._finite.all()
         for parameter, kept in zip(learned, self._kept, strict=True):
-            torch.where(self._alive, parameter, kept, out=parameter)
-        self._clock.add_(self._alive)
+            torch.where(accepted, parameter, kept, out=parameter)
+        self._clock.add_(accepted)
 
     def _keep_in_place(self, state: TrainState) -> None:
         """Keep chains and offsets in the memory that the graphs read and write."""

@@ -74,10 +74,11 @@ class Packing:
 
     @property
     def multiplier(self) -> Tensor:
-        """Factors that gradients of the flat form are multiplied by before a step, (size,).
+        """Multipliers of the gradient of flat parameters before a step, (size,).
 
-        The flat form holds b / s instead of b. A step of b / s has a factor 1 / s, and the gradient of b has another
-        one, unless it is normalized.
+        The flat form stores b / s instead of a bias b. Its gradient is s times the gradient of b, and a step of b / s
+        is 1 / s times a step of b. The multiplier 1 / s**2 makes the step of b that plain gradient descent makes.
+        Normalized gradients need no multiplier.
         """
         flat = self._hidden_scale.new_ones(self.layout.size)
         if not self._normalized:

@@ -20,23 +20,22 @@ class ReferenceBackend(UpdateBackend):
     """Computes updates on the parameters of the machine itself."""
 
     def __init__(self, settings: UpdateSettings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         # Copies of the parameters before the last step, allocated once.
         self._before: dict[str, Tensor] = {}
 
-    @torch.no_grad()
-    def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
-        return self.apply(state, gradient_of(state, self._settings, batch, share), weight)
+    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
+        return self.apply(state, gradient_of(state, self.settings, batch, share), weight)
 
     def apply(self, state: TrainState, gradient: Gradient, weight: float) -> TrainState:
         """Make a step along a gradient, or raise DivergenceError and leave the parameters unchanged."""
         learned = state.learned
-        optimizer = self._settings.optimizer
+        optimizer = self.settings.optimizer
         for name, parameter in learned.items():
             self._before.setdefault(name, torch.empty_like(parameter)).copy_(parameter)
         fields_before = None if state.centering is None else state.centering.fields()
         if optimizer is None:
-            own_step(state, gradient, self._settings, weight, state.update)
+            own_step(state, gradient, self.settings, weight, state.update)
         else:
             for name, parameter in learned.items():
                 parameter.grad = gradient[name] * weight if weight != 1 else gradient[name].contiguous()
@@ -50,31 +49,22 @@ class ReferenceBackend(UpdateBackend):
         return state
 
     def _fail(self, state: TrainState, gradient: Gradient) -> NoReturn:
-        """Restore the parameters from before the step, and raise DivergenceError."""
-        optimizer = self._settings.optimizer
-        if all_finite(gradient.values()):
-            culprit = f"the parameter of '{first_not_finite(state.learned)}'"
-        else:
-            culprit = f"the gradient of '{first_not_finite(gradient)}'"
+        """Restore the parameters from before the step, reset the momenta, and raise DivergenceError."""
+        optimizer = self.settings.optimizer
+        culprit = first_not_finite(state, gradient)
         for name, parameter in state.learned.items():
             parameter.copy_(self._before[name])
+        state.reset_momenta()
         rate = None if optimizer is None else float(optimizer.param_groups[0]["lr"])
-        fail(self._settings.recipe, state.update + 1, culprit, rate)
+        fail(self.settings.recipe, state.update + 1, culprit, rate)
 
 
 def gradient_of(state: TrainState, settings: UpdateSettings, batch: Layers, share: Share = WHOLE) -> Gradient:
     """Advance the chains and the hidden offset, and return the gradient of every learned parameter for one update."""
     gradient = own_gradient(state, settings, batch, share)
     powers = powers_of(state, batch, share.data)
-    if settings.n_processes > 1:
-        gradient = {name: gradient[name] for name in state.learned}  # in the same order in all processes
-        parts = [*gradient.values(), *powers.values()]
-        flat = torch.cat([part.reshape(-1) for part in parts])
-        settings.all_reduce(flat)
-        pieces = flat.split([part.numel() for part in parts])
-        summed = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
-        powers = dict(zip(powers, summed[len(gradient) :], strict=True))
-        gradient = dict(zip(gradient, summed, strict=False))
+    gradient = {name: gradient[name] for name in state.learned}  # in the same order in all processes
+    settings.sum_over_processes([*gradient.values(), *powers.values()])
     if settings.recipe.normalized:
         normalize(gains_of(state.machine, gradient, powers))
     return gradient
@@ -96,8 +86,6 @@ def own_gradient(state: TrainState, settings: UpdateSettings, batch: Layers, sha
     """Advance the chains and the hidden offset, and return this process's gradient before it is normalized."""
     machine = state.machine
     field = machine.hidden_field(batch)
-    if not state.chains:
-        state.chains.update(settings.negative.start(machine, batch, state.start_numbers(share)))
     rng = state.chain_numbers(share)
     chain = settings.negative.draw(machine, batch, machine.as_masks(None, batch), field, rng, state.chains)
     chain_field = machine.hidden_field(chain)

@@ -9,7 +9,7 @@ import importlib
 from types import ModuleType
 
 # Version of the interface between Python and _native.c. Must match `INTERFACE` in the C file.
-_NATIVE_INTERFACE = 8
+_NATIVE_INTERFACE = 9
 
 
 @functools.cache

@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
@@ -21,7 +22,7 @@
 #endif
 
 /* Version of the interface to Python. Increment it together with _NATIVE_INTERFACE in __init__.py. */
-#define INTERFACE 8
+#define INTERFACE 9
 #define INLINE static inline __attribute__((always_inline))
 /* Rows are padded to a multiple of this many floats, which is one cache line and a multiple of every vector width. */
 #define PAD 16
@@ -415,6 +416,7 @@ static void add_chunks(const Job *job)
             if (layer->to_S) add_rows(layer->to_S, gradient + layer->to_s_at, I, J, Jp);
         }
     }
+    /* So far, data_mean has the data's part of the gradient of C: minus the weighted sum of the hidden means. */
     for (int at = 0; at < K * L; at++) {
         job->to_C[at] += job->data_mean[at];
         job->data_mean[at] *= -1;
@@ -518,6 +520,48 @@ static PyObject *py_workers(PyObject *module, PyObject *unused)
     return PyLong_FromLong(pool.process == getpid() ? pool.workers : 0);
 }
 
+/* Names and offsets of all fields, which native_job.py compares with those of its structures. */
+typedef struct {
+    const char *name;
+    size_t offset;
+} Field;
+
+#define FIELD(type, name) {#name, offsetof(type, name)}
+#define COUNT(array) ((Py_ssize_t)(sizeof(array) / sizeof(array[0])))
+
+static const Field layer_fields[] = {
+    FIELD(Layer, I), FIELD(Layer, J), FIELD(Layer, rank), FIELD(Layer, kind), FIELD(Layer, categories),
+    FIELD(Layer, lines), FIELD(Layer, columns), FIELD(Layer, U), FIELD(Layer, V), FIELD(Layer, B), FIELD(Layer, data),
+    FIELD(Layer, known), FIELD(Layer, scale), FIELD(Layer, shift), FIELD(Layer, states_at), FIELD(Layer, products_at),
+    FIELD(Layer, v_at), FIELD(Layer, vt_at), FIELD(Layer, b_at), FIELD(Layer, to_u_at), FIELD(Layer, to_v_at),
+    FIELD(Layer, to_b_at), FIELD(Layer, to_s_at), FIELD(Layer, to_U), FIELD(Layer, to_V), FIELD(Layer, to_B),
+    FIELD(Layer, to_S),
+};
+
+static const Field job_fields[] = {
+    FIELD(Job, filling), FIELD(Job, K), FIELD(Job, L), FIELD(Job, gaussian), FIELD(Job, n_layers), FIELD(Job, n_data),
+    FIELD(Job, n_chains), FIELD(Job, steps), FIELD(Job, chunks), FIELD(Job, group), FIELD(Job, threads),
+    FIELD(Job, lines), FIELD(Job, columns), FIELD(Job, first_row), FIELD(Job, update), FIELD(Job, first_draw),
+    FIELD(Job, key), FIELD(Job, data_weight), FIELD(Job, chain_weight), FIELD(Job, layers), FIELD(Job, C),
+    FIELD(Job, chains), FIELD(Job, normal), FIELD(Job, packed), FIELD(Job, gradients), FIELD(Job, scratch),
+    FIELD(Job, to_C), FIELD(Job, data_mean), FIELD(Job, states), FIELD(Job, products), FIELD(Job, c_at),
+    FIELD(Job, to_c_at), FIELD(Job, to_mean_at), FIELD(Job, gradient_size), FIELD(Job, scratch_size),
+};
+
+/* Add a tuple of (name, offset) to a module. Returns -1 with an exception set if that fails. */
+static int add_fields(PyObject *module, const char *name, const Field *fields, Py_ssize_t count)
+{
+    PyObject *found = PyTuple_New(count);
+    for (Py_ssize_t i = 0; found && i < count; i++) {
+        PyObject *field = Py_BuildValue("(sn)", fields[i].name, (Py_ssize_t)fields[i].offset);
+        if (field == NULL || PyTuple_SetItem(found, i, field)) Py_CLEAR(found);
+    }
+    if (found == NULL) return -1;
+    const int failed = PyModule_AddObject(module, name, found);
+    if (failed) Py_DECREF(found);
+    return failed;
+}
+
 static PyMethodDef methods[] = {
     {"workers", py_workers, METH_NOARGS, "Return the number of threads in this process's pool."},
     {"processors", py_processors, METH_NOARGS,
@@ -549,7 +593,9 @@ PyMODINIT_FUNC PyInit__native(void)
     if (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
         PyModule_AddIntConstant(module, "PAD", PAD) ||
         PyModule_AddIntConstant(module, "job_size", sizeof(Job)) ||
-        PyModule_AddIntConstant(module, "layer_size", sizeof(Layer))) {
+        PyModule_AddIntConstant(module, "layer_size", sizeof(Layer)) ||
+        add_fields(module, "job_fields", job_fields, COUNT(job_fields)) ||
+        add_fields(module, "layer_fields", layer_fields, COUNT(layer_fields))) {
         Py_DECREF(module);
         return NULL;
     }

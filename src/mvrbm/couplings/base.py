@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
-import os
 import re
 import string
 from abc import ABC, abstractmethod
@@ -16,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mvrbm.extras import triton_runs_on
 from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
 from mvrbm.validation import choice, whole_number
@@ -268,10 +267,9 @@ def squared_norms(matrices: Tensor) -> Tensor:
 
 def _norm_kernels(matrices: Tensor) -> ModuleType | None:
     """Return the Triton kernels if they support these matrices (a stack of small matrices on a GPU), else None."""
-    usable = matrices.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    if not usable or matrices.dtype != torch.float32 or matrices.ndim != 3 or torch.is_grad_enabled():
+    if matrices.dtype != torch.float32 or matrices.ndim != 3 or torch.is_grad_enabled():
         return None
-    if importlib.util.find_spec("triton") is None:
+    if not triton_runs_on(matrices.device):
         return None
     from mvrbm.couplings import norm_kernels
 

@@ -133,9 +133,9 @@ class MVRBM(TVRBM):
     warm_start : bool
         Whether `fit` continues training a fitted or loaded model for `n_epochs` more epochs instead of training a new
         model.
-    backend : {"auto", "reference"}
+    backend : str
         ``"auto"`` selects the fastest implementation for the model and the device. ``"reference"`` computes gradients
-        with autograd.
+        with autograd. For the names of the other implementations, see :class:`mvrbm.training.Trainer`.
     random_state : int, RandomState or None
         Random seed.
     device : str

@@ -5,10 +5,9 @@ The package never uses the global generators in PyTorch and NumPy. Results depen
 
 from __future__ import annotations
 
+import copy
 import functools
-import importlib.util
 import math
-import os
 from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.compiled import random as compiled
+from mvrbm.extras import triton_runs_on
 from mvrbm.random import philox
 from mvrbm.validation import whole_number
 
@@ -130,10 +130,6 @@ class RandomSource:
         """Store the step index in a tensor on a device, so that CUDA graphs can increment it."""
         self._step = torch.as_tensor(self._step, dtype=torch.int64, device=device).clone()
 
-    def step_here(self) -> None:
-        """Convert the step index back to a Python integer."""
-        self._step = int(self._step)
-
     def split(self, count: int) -> list[RandomSource]:
         """Return `count` independent sources. Every call returns different sources."""
         first = self._children
@@ -148,8 +144,14 @@ class RandomSource:
         return self._at((*self._path, _NAMED, *name))
 
     def _at(self, path: tuple[int, ...]) -> RandomSource:
-        found = RandomSource(self._entropy)
+        """Return a source of the same type at the beginning of another path."""
+        found = copy.copy(self)
+        found.__dict__.pop("key", None)  # cached, and different for another path
         found._path = path
+        found._children = 0
+        found._first_row = 0
+        found._step = 0
+        found._draw = 0
         return found
 
     # -- draws ----------------------------------------------------------------------------------------
@@ -174,6 +176,7 @@ class RandomSource:
         return radius.mul_(angle.cos_())
 
     def _uniform(self, shape: tuple[int, ...], like: Tensor, draw: int) -> Tensor:
+        """Return the uniform numbers of a draw. All other draws are computed from these."""
         device = like.device
         if device.type == "cpu" and isinstance(self._step, int):
             found = compiled.uniform(self.key, philox.layout(shape), self._step, draw, self._first_row)
@@ -214,19 +217,10 @@ def _permutations(key: int, n: int, steps: Tensor, draw: int) -> Tensor:
     return order.view(len(steps), n) - number * n
 
 
-@functools.cache
-def _triton_kernels() -> ModuleType | None:
-    if importlib.util.find_spec("triton") is None:
+def _triton(device: torch.device) -> ModuleType | None:
+    """Return the Triton kernels if they can run on a device."""
+    if not triton_runs_on(device):
         return None
     from mvrbm.random import kernels
 
     return kernels
-
-
-def _triton(device: torch.device) -> ModuleType | None:
-    """Return the Triton kernels, or None if they cannot run on the device.
-
-    They can run on a GPU or in Triton's interpreter.
-    """
-    usable = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    return _triton_kernels() if usable else None

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import operator
-import os
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from mvrbm.cuda_graphs import repeat
+from mvrbm.extras import triton_runs_on
 from mvrbm.machine import BoltzmannMachine, Visible
 from mvrbm.random import RandomSource
 from mvrbm.sampling.chains import Layers, check_count, copies, gibbs_step, multiplied_out, write
@@ -93,13 +92,7 @@ class TemperedPath:
 
 def _kernels(unit: Unit, field: Tensor) -> ModuleType | None:
     """Return the Triton kernels for a tempered layer, or None if they do not support the unit, dtype or device."""
-    on_gpu = field.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return _triton() if on_gpu and unit.sampled_as == "bernoulli" and field.dtype == torch.float32 else None
-
-
-@functools.cache
-def _triton() -> ModuleType | None:
-    if importlib.util.find_spec("triton") is None:
+    if unit.sampled_as != "bernoulli" or field.dtype != torch.float32 or not triton_runs_on(field.device):
         return None
     from mvrbm.sampling import tempered_kernels
 

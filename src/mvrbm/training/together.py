@@ -60,7 +60,7 @@ def fit_together(trainers: Sequence[Trainer], data: Sequence[Any], *, initialize
 def _group_key(trainer: Trainer, samples: Any, index: int) -> Hashable:
     """Return a key that is equal for runs that can be trained together. The key of other runs is their index."""
     source = as_source(samples, trainer.machine)
-    kernels = kernel_backend(trainer.update_settings(), trainer.state, source, 1)
+    kernels = kernel_backend(trainer.update_settings(), trainer.state, source, 1, name=trainer.backend)
     if kernels is None or trainer.callbacks:
         return index
     machine = trainer.machine
@@ -72,7 +72,7 @@ def _group_key(trainer: Trainer, samples: Any, index: int) -> Hashable:
     hidden = machine.hidden.name, machine.hidden.shape
     schedule = recipe.n_epochs, recipe.batch_size, source.n_samples, trainer.missing_steps
     rule = recipe.negative, recipe.normalized, recipe.balance, recipe.centering
-    return kernels, layers, hidden, schedule, rule
+    return trainer.backend, kernels, layers, hidden, schedule, rule
 
 
 def _fit_alone(trainer: Trainer, samples: Any, initialize: bool | None) -> bool:
@@ -94,7 +94,7 @@ def _fit_group(trainers: Sequence[Trainer], data: Sequence[Any], initialize: boo
     recipe = trainers[0].recipe
     settings = [trainer.update_settings() for trainer in trainers]
     states = [trainer.state for trainer in trainers]
-    backend = choose_backend(settings, states, sources, threads=1)
+    backend = choose_backend(settings, states, sources, threads=1, name=trainers[0].backend)
     assert isinstance(backend, EpochBackend)  # guaranteed by `_group_key`
     loop = EpochLoop(backend, states, sources, [trainer.order_rng for trainer in trainers])
     diverged = [False] * len(trainers)

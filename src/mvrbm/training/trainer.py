@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from os import PathLike
@@ -14,8 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mvrbm.backends.base import EpochBackend, UpdateBackend, UpdateSettings
-from mvrbm.backends.choose import choose_backend
-from mvrbm.backends.cpu import native
+from mvrbm.backends.choose import check_name, choose_entry
 from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.data.sources import Batch, Source, as_source, read_ahead
 from mvrbm.devices import resolve_device, sensible_threads
@@ -35,7 +35,7 @@ from mvrbm.updates.initialization import prepare_state
 from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import balance, check_size, check_training_memory
-from mvrbm.validation import choice, whole_number
+from mvrbm.validation import whole_number
 
 #: The GPU backend of the last `fit`, as long as the state of its training run exists. Its data and its CUDA graphs stay
 #: on the GPU for the next `fit`.
@@ -67,9 +67,10 @@ class Trainer:
         the metric named `plateau_metric`.
     plateau_metric : str
         Name of one of the metrics of a :class:`Monitor`.
-    backend : {"auto", "reference"}
+    backend : str
         ``"auto"`` chooses the fastest backend. ``"reference"`` computes gradients by autograd. The results are equal up
-        to rounding.
+        to rounding. Other names of :data:`mvrbm.backends.choose.BACKENDS` request that backend: `fit` raises ValueError
+        if it cannot compute the training run.
     callbacks : sequence of Callback
         Callbacks.
     seed : int
@@ -119,7 +120,7 @@ class Trainer:
         missing_steps: int = 5,
         world: World | None = None,
     ) -> None:
-        self.backend = choice(backend, "backend", ("auto", "reference"))
+        self.backend = check_name(backend)
         self.missing_steps = whole_number(missing_steps, "missing_steps")
         self.requested_recipe = as_recipe(recipe)
         self.recipe = self.requested_recipe
@@ -253,14 +254,10 @@ class Trainer:
         self.failed = False
         self._interrupt = None
         settings = self.update_settings()
-        torch_computes = native.unsupported_reason(settings, self.state) is not None
-        with (
-            finish_on_interrupt(self._request_stop),
-            sensible_threads(self.machine, self.recipe.batch_size, needed=torch_computes) as threads,
-        ):
+        with finish_on_interrupt(self._request_stop), contextlib.ExitStack() as while_training:
             self._notify("on_train_begin")
             try:
-                backend = self._backend_for(settings, source, threads)
+                backend = self._backend_for(settings, source, while_training)
                 if isinstance(backend, EpochBackend):
                     self._fit_by_epochs(EpochLoop(backend, [self.state], [source], [self.order_rng]))
                     _kept_backend[self.state] = backend
@@ -276,20 +273,22 @@ class Trainer:
                 self._notify("on_train_end")
         return self
 
-    def _backend_for(self, settings: UpdateSettings, source: Source, threads: int) -> UpdateBackend | EpochBackend:
-        """Return the backend of the previous `fit` if it can continue with this data, otherwise the fastest one."""
+    def _backend_for(
+        self, settings: UpdateSettings, source: Source, while_training: contextlib.ExitStack
+    ) -> UpdateBackend | EpochBackend:
+        """Return the backend of the previous `fit` if it can continue with this data, otherwise a new one.
+
+        A new backend sets the number of PyTorch's threads until `while_training` ends.
+        """
         kept = _kept_backend.pop(self.state, None)
         _kept_backend.clear()  # frees the GPU memory of other training runs
         if kept is not None and kept.continues_with([settings], [self.state], [source]):
             return kept
         del kept
-        return self._choose_backend([settings], [self.state], [source], threads)
-
-    def _choose_backend(
-        self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source], threads: int
-    ) -> UpdateBackend | EpochBackend:
-        """Return a new backend. Tests override this method."""
-        return choose_backend(settings, states, sources, threads)
+        chosen = choose_entry([settings], [self.state], [source], name=self.backend)
+        limited = sensible_threads(self.machine, self.recipe.batch_size, needed=chosen.uses_torch_threads)
+        threads = while_training.enter_context(limited)
+        return chosen.build([settings], [self.state], [source], threads)
 
     def _fit_by_batches(self, backend: UpdateBackend, source: Source) -> None:
         """Train with a backend that computes one update at a time."""
@@ -415,9 +414,6 @@ class Trainer:
         data: Layers = batch.visible
         if batch.known:
             data = backend.draw_missing(self.state, batch, self.missing_steps, share)
-        if self.recipe.negative.chain_shape and not self.state.chains:
-            self._start_chains(data)
-            backend.load(self.state)
         self.state = backend.update(self.state, data, weight, share)
 
     def _share_of(self, batch: Batch) -> Share:
@@ -425,19 +421,11 @@ class Trainer:
         if self.world.size == 1:
             return WHOLE
         samples = len(batch) / max(1, batch.total)
-        negative = self.recipe.negative
-        if not negative.chain_shape:
+        n_chains = self.recipe.negative.n_chains
+        if n_chains == 0:
             return Share(samples, samples, batch.first, batch.first)
-        n_chains = negative.chain_shape[negative.chain_axis]
         own = self.world.part_of(n_chains)
         return Share(samples, (own.stop - own.start) / n_chains, batch.first, own.start)
-
-    def _start_chains(self, data: Layers) -> None:
-        """Start the persistent chains at the samples of all processes, so that their number makes no difference."""
-        negative = self.recipe.negative
-        samples = {name: torch.cat(self.world.gather(array)) for name, array in data.items()}
-        chains = negative.start(self.machine, samples, self.state.start_numbers())
-        self.state.chains.update(negative.share_of_chains(chains, self.world))
 
     def _synchronize(self, backend: UpdateBackend) -> None:
         """Write everything that the backend keeps to the state, and continue as a resumed training run would."""
@@ -461,6 +449,7 @@ class Trainer:
             n_processes=self.world.size,
             every_batch=any(callback.every_batch for callback in self.callbacks),
             missing_steps=self.missing_steps,
+            gather=self.world.gather,
         )
 
     # -- preparation ------------------------------------------------------------------------------

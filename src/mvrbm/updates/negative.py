@@ -17,6 +17,7 @@ from torch import Tensor
 from mvrbm.distributed import World
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
+from mvrbm.random.source import Position
 from mvrbm.sampling import Layers, Masks, ParallelTempering, draw_visible, gibbs_step
 from mvrbm.validation import whole_number
 
@@ -33,7 +34,8 @@ class NegativePhase(ABC):
 
     #: The axis of the arrays in `chains` that counts the chains.
     chain_axis: ClassVar[int] = 0
-    #: Whether every `draw` except the first launches the same work and reads nothing back from a GPU.
+    #: Whether a CUDA graph can record `draw`: all calls after the first launch the same kernels, and no call waits for
+    #: a value from the GPU.
     capturable: ClassVar[bool] = False
 
     @property
@@ -51,18 +53,22 @@ class NegativePhase(ABC):
         """Gibbs steps per update."""
         raise NotImplementedError
 
+    @property
+    def n_chains(self) -> int:
+        """Number of chains that are kept between updates, at each temperature. 0 if no chains are kept."""
+        return self.chain_shape[self.chain_axis] if self.chain_shape else 0
+
     def share(self, world: World) -> NegativePhase:
         """Return the negative phase of one process among several, which advances its part of the chains."""
         return self
 
-    def share_of_chains(self, chains: Chains, world: World) -> Chains:
-        """Return this process's part of the chains of all processes."""
+    def share_of_chains(self, chains: Chains, own: slice) -> Chains:
+        """Return the chains of one process, given the chains of all processes."""
         found = {}
         for name, chain in chains.items():
             if chain.ndim:
                 by_chain = chain.movedim(self.chain_axis, 0)
-                own = by_chain[world.part_of(len(by_chain))]
-                found[name] = own.movedim(0, self.chain_axis).clone(memory_format=torch.contiguous_format)
+                found[name] = by_chain[own].movedim(0, self.chain_axis).clone(memory_format=torch.contiguous_format)
             else:
                 found[name] = chain.clone()
         return found
@@ -226,7 +232,7 @@ class _TemperedShare(TemperedPCD):
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        numbers = _SharedNumbers(rng.from_row(0), self)
+        numbers = _SharedNumbers(rng, self)
         return super().draw(machine, batch, masks, field, numbers, chains)
 
 
@@ -235,23 +241,17 @@ class _SharedNumbers(RandomSource):
 
     def __init__(self, numbers: RandomSource, share: _TemperedShare) -> None:
         super().__init__()
-        self._all = numbers
+        # The same seed, step and draw: only the rows differ.
+        vars(self).update(vars(numbers.from_row(0)))
         self._share = share
 
-    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        return self._own(self._all.uniform(self._shape_of_all(shape), like), shape)
+    @property
+    def position(self) -> Position:
+        """Not available: a process's chains are one range of rows per temperature, which no position describes."""
+        raise NotImplementedError("the rows of shared tempered chains are not consecutive: draw from the source itself")
 
-    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        return self._own(self._all.normal(self._shape_of_all(shape), like), shape)
-
-    def next_step(self) -> None:
-        self._all.next_step()
-
-    def step_on(self, device: torch.device) -> None:
-        self._all.step_on(device)
-
-    def split(self, count: int) -> list[RandomSource]:
-        return [_SharedNumbers(part, self._share) for part in self._all.split(count)]
+    def _uniform(self, shape: tuple[int, ...], like: Tensor, draw: int) -> Tensor:
+        return self._own(super()._uniform(self._shape_of_all(shape), like, draw), shape)
 
     def _by_rows(self, shape: Sequence[int]) -> bool:
         """Return whether draws have one row per temperature and chain. Draws of exchanges are (pairs, chains)."""

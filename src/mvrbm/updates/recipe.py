@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mvrbm.updates.negative import CD, PCD, NegativePhase, TemperedPCD
-from mvrbm.validation import choice, number, whole_number
+from mvrbm.validation import choice, number, truth_value, whole_number
 
 # Settings whose names differ in versions 0.1 and 0.2, mapped to their current names.
 _FORMER_NAMES = {"n_iter": "n_epochs", "centring": "centering", "normalised": "normalized"}
@@ -99,10 +99,11 @@ class Recipe:
         if self.std is not None and self.factor_std is not None:
             raise ValueError("std and factor_std cannot both be set")
         choice(self.centering, "centering", ("location", "full", "none"))
-        if self.rate_decay is not None and self.rate_decay < 1:
-            raise ValueError(f"rate_decay must be at least 1, got {self.rate_decay}")
-        if self.planned_updates is not None:
-            checked["planned_updates"] = whole_number(self.planned_updates, "planned_updates")
+        for name in ("rate_decay", "planned_updates"):
+            if getattr(self, name) is not None:
+                checked[name] = whole_number(getattr(self, name), name)
+        for name in ("bias_from_data", "linear_decay", "normalized", "balance"):
+            checked[name] = truth_value(getattr(self, name), name)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 

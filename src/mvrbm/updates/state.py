@@ -93,6 +93,13 @@ class TrainState:
             self.momenta[name] = parameter.detach().new_zeros(parameter.shape)
         return self.momenta[name]
 
+    def reset_momenta(self) -> None:
+        """Set all momenta to zero, in place, and forget the moments that an optimizer keeps."""
+        for momentum in self.momenta.values():
+            momentum.zero_()
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
+
 
 def is_factor(name: str) -> bool:
     """Return whether a parameter belongs to a coupling. Weight decay and the factors' learning rate apply to these."""

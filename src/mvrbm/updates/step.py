@@ -17,6 +17,8 @@ from mvrbm.errors import DivergenceError
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.memory import check_memory
 from mvrbm.updates.recipe import Recipe
+from mvrbm.updates.state import TrainState
+from mvrbm.validation import all_finite
 
 #: A parameter, its momentum, and its learning rate.
 Move = tuple[Tensor, Tensor, float | Tensor]
@@ -143,9 +145,19 @@ def fail(recipe: Recipe, update: int, what: str = "a parameter", rate: float | N
     )
 
 
-def first_not_finite(named: Mapping[str, Tensor]) -> str:
-    """Return the name of the first tensor with an entry that is not finite."""
-    return next(name for name, tensor in named.items() if not bool(torch.isfinite(tensor).all()))
+def first_not_finite(state: TrainState, gradient: Mapping[str, Tensor] | None = None) -> str:
+    """Describe the first learned parameter, in the order of `named_parameters`, with an entry that is not finite.
+
+    If `gradient` is given and is not finite, describe the first parameter whose gradient is not finite instead.
+    """
+    if gradient is not None:
+        for name in state.learned:
+            if not all_finite([gradient[name]]):
+                return f"the gradient of '{name}'"
+    for name, parameter in state.learned.items():
+        if not all_finite([parameter]):
+            return f"the parameter of '{name}'"
+    return "a parameter"
 
 
 def check_size(machine: BoltzmannMachine, recipe: Recipe, update: int) -> None:

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -314,6 +315,17 @@ def test_without_compiled_code_updates_are_the_same(monkeypatch, name):
     monkeypatch.setattr(compiled, "library", lambda name="_native": None)
     without = trained_by_products()
     assert_equal_states(with_code, without, rtol=1e-5, atol=1e-5)
+
+
+def test_swapped_fields_of_a_structure_are_detected(monkeypatch):
+    assert native_job.has_fields_of(CODE)
+    (first, first_at), (second, second_at), *others = CODE.job_fields
+    swapped = ModuleType("swapped")
+    vars(swapped).update(vars(CODE), job_fields=((first, second_at), (second, first_at), *others))
+    assert not native_job.has_fields_of(swapped)
+    monkeypatch.setattr(compiled, "library", lambda name="_native": swapped)
+    run = start(WITHOUT_CODE["matrix and label"])
+    assert "of another version" in native.unsupported_reason(run.settings, run.state)
 
 
 def test_code_of_another_interface_is_not_used(monkeypatch):

@@ -21,7 +21,7 @@ from mvrbm.updates.gradient import WHOLE, Share
 from mvrbm.updates.missing import draw_missing
 from mvrbm.updates.negative import PCD
 from mvrbm.updates.state import TrainState
-from mvrbm.updates.step import fail
+from mvrbm.updates.step import fail, first_not_finite
 
 
 class FlatBackend(UpdateBackend):
@@ -29,7 +29,7 @@ class FlatBackend(UpdateBackend):
 
     def __init__(self, settings: UpdateSettings, state: TrainState) -> None:
         like = state.machine.like
-        self.settings = settings
+        super().__init__(settings)
         self.arrays = FlatArrays(state, normalized=settings.recipe.normalized)
         self.layout = self.arrays.layout
         code = compiled.library() if like.dtype == torch.float32 else None  # it computes in single precision
@@ -42,15 +42,13 @@ class FlatBackend(UpdateBackend):
         self._gibbs_steps = int(settings.negative.steps)
         self._chains_started = False
 
-    @torch.no_grad()
-    def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
-        if self._persistent is not None and not self._chains_started:  # `load` has left the machine up to date
-            self._set_chains(self._persistent.start(state.machine, batch, state.start_numbers(share)))
+    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
         self._contrast(batch, state.chain_numbers(share), weight * share.data, weight * share.chains)
         hidden_offset = None
         if state.centering is not None and state.centering.follow_hidden:
             hidden_offset = state.centering.advance(self._data_mean[None] / weight)
-        powers = self._sum_over_processes(self._variances.powers(batch, share.data))
+        powers = self._variances.powers(batch, share.data)
+        self.settings.sum_over_processes([self.arrays.gradient, *powers.values()])
         self._variances.finish_gradients()
         fields_before = [] if hidden_offset is None else self._centering.apply(hidden_offset)
         result = self._step.make(state.update, powers)
@@ -76,27 +74,16 @@ class FlatBackend(UpdateBackend):
     def _chain_states(self) -> list[Tensor]:
         """Return views of the states of the persistent chains of every layer, (n, *layer shape) each."""
 
-    def _sum_over_processes(self, powers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Replace the gradient by its sum over all processes, and return the sums of the powers."""
-        gradient = self.arrays.gradient
-        if not powers:
-            self.settings.all_reduce(gradient)
-            return {}
-        if self.settings.n_processes == 1:
-            return dict(powers)
-        message = torch.cat([gradient, torch.stack(list(powers.values()))])
-        self.settings.all_reduce(message)
-        gradient.copy_(message[: len(gradient)])
-        return dict(zip(powers, message[len(gradient) :], strict=True))
-
     def _fail(self, result: StepResult, state: TrainState) -> NoReturn:
-        """Restore the state from before this update, and raise DivergenceError."""
+        """Restore the parameters from before the step, reset the momenta, and raise DivergenceError."""
         arrays = self.arrays
         if result == StepResult.GRADIENT_NOT_FINITE:
-            culprit = f"the gradient of '{arrays.name_not_finite(arrays.gradient)}'"
+            culprit = first_not_finite(state, arrays.packing.named(arrays.gradient))
         else:
-            culprit = f"the parameter of '{arrays.name_not_finite(arrays.params)}'"
+            arrays.store(state)
+            culprit = first_not_finite(state)
             arrays.params.copy_(arrays.gradient)  # the former parameters
+        arrays.momenta.zero_()
         self.store(state)
         fail(self.settings.recipe, state.update + 1, culprit)
 

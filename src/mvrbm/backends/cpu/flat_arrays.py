@@ -98,8 +98,3 @@ class FlatArrays:
     def match(self, state: TrainState) -> bool:
         """Return whether a state has the values that `store` would write to it."""
         return self.packing.matches(state, self.params, self.momenta)
-
-    def name_not_finite(self, flat: Tensor) -> str:
-        """Return the name of the last parameter with an entry in a flat vector that is not finite."""
-        named = self.packing.named(flat)
-        return next(name for name in reversed(named) if not bool(named[name].isfinite().all()))

@@ -16,8 +16,12 @@ class FlatCentering:
         self._products = [ModeProducts(layer.layout.factors, 1, arrays.params) for layer in arrays.layers]
 
     def apply(self, offset: Tensor) -> list[Tensor]:
-        """Subtract the offset's part from the gradients of the factors, and return minus its field on each layer."""
-        fields = self._negative_fields(offset)  # also leaves the products with minus the offset for the gradients
+        """Center the hidden layer in the gradients of the factors: subtract the products with its offset.
+
+        Returns the fields of the negative offset on every visible layer, which `follow` needs after the step.
+        """
+        # This also computes the products downwards, which the gradients below pair with those upwards.
+        fields = self._negative_fields(offset)
         unused = torch.empty_like(offset).view(-1, 1)
         for layer, products in zip(self._layers, self._products, strict=True):
             compute(products.up(layer.factors, layer.bias_gradient.view(1, -1), unused, add=False))
@@ -25,7 +29,10 @@ class FlatCentering:
         return fields
 
     def follow(self, offset: Tensor, before: list[Tensor]) -> None:
-        """Compensate in the biases for the change of the offset's fields by a step. `apply` returned `before`."""
+        """Change the biases by as much as the step has changed the fields of the offset.
+
+        `before` are the fields before the step, which `apply` returned.
+        """
         for layer, old, new in zip(self._layers, before, self._negative_fields(offset), strict=True):
             layer.bias.add_(new - old)
 

@@ -162,6 +162,8 @@ def _draw_categorical(field: Tensor, numbers: Tensor, into: Tensor) -> None:
 
 
 # Functions that draw units from fields, which include the bias, and random numbers. They may overwrite the fields.
+# Units have methods for this, but those allocate arrays, and the flat form has other states: its Gaussian units have
+# variance 1. This backend does not support other units, whose `sampled_as` is None.
 _DRAWS = {"bernoulli": _draw_bernoulli, "gaussian": _draw_gaussian, "categorical": _draw_categorical}
 
 

@@ -21,8 +21,9 @@ from mvrbm.sampling import Layers
 class ModeProducts:
     """Products of `n` samples with factors of given shapes (R, K_d, I_d). Buffers are allocated once.
 
-    `up`, `down` and `gradients` return calls, which can be made any number of times: creating views of tensors would
-    take longer than small products. `gradients` uses the arrays between the modes of the last `up` and `down`.
+    `up`, `down` and `gradients` yield calls, which a backend collects once and repeats at every update, because
+    creating views of tensors takes longer than small products. `gradients` uses the intermediate results that the last
+    `up` and `down` have left in the buffers.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, int, int]], n: int, like: Tensor) -> None:

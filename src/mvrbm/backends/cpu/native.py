@@ -14,7 +14,7 @@ from mvrbm import compiled
 from mvrbm.backends.base import UpdateSettings
 from mvrbm.backends.cpu import gemm
 from mvrbm.backends.cpu.flat import FlatBackend
-from mvrbm.backends.cpu.native_job import MOST_CHUNKS, Job, JobMemory, Layer, matrix_shape, padded
+from mvrbm.backends.cpu.native_job import MOST_CHUNKS, JobMemory, has_fields_of, matrix_shape, padded
 from mvrbm.backends.layout import LayerLayout, Layout
 from mvrbm.data.sources import Batch
 from mvrbm.random import RandomSource
@@ -111,12 +111,21 @@ class NativeBackend(FlatBackend):
         return samples
 
     def _run(self, rng: RandomSource, drawn: Sequence[LayerLayout | None]) -> None:
-        """Let the C code do the job. `drawn` are the layers that it draws, in order, None for the hidden layer."""
+        """Run the C code.
+
+        Parameters
+        ----------
+        rng : RandomSource
+            Random numbers of the first draw.
+        drawn : sequence of LayerLayout or None
+            The layer of each draw, in order. None stands for the hidden layer.
+        """
         job = self._memory.job
         job.key, job.update, job.first_draw, job.first_row = rng.position
         normal = [self._normal_numbers(rng, number, layout) for number, layout in enumerate(drawn)]
         if job.filling:
-            normal.insert(0, None)  # the C code counts a hidden layer in the first step, which draws none
+            # `normal` has an entry for the hidden layer at every step, but the first step does not draw it.
+            normal.insert(0, None)
         addresses = (None if numbers is None else numbers.data_ptr() for numbers in normal)
         job.normal = (ctypes.c_void_p * len(normal))(*addresses)
         n_groups = -(-(job.n_data + job.n_chains) // job.group)
@@ -142,7 +151,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | Non
     code = compiled.library()
     if code is None:
         return "there is no compiled code of this version"
-    if (code.job_size, code.layer_size) != (ctypes.sizeof(Job), ctypes.sizeof(Layer)):
+    if not has_fields_of(code):
         return "the compiled code is of another version: install the package again"
     dtype = state.machine.like.dtype
     if dtype != torch.float32:
@@ -162,7 +171,7 @@ def _slower_reason(settings: UpdateSettings, state: TrainState, pad: int) -> str
         return "not all of its layers are matrices, or dense next to matrices"
     K = layout.hidden_rows
     L = layout.hidden_columns
-    n = max(settings.recipe.batch_size, int(getattr(settings.negative, "n_chains", 0)))
+    n = max(settings.recipe.batch_size, settings.negative.n_chains)
     own_multiplications = 0
     gemm_multiplications = 0
     for layer in matrices:

@@ -1,6 +1,8 @@
 """The description of a training run for the C code: its structures, and where each array is in the C code's buffers."""
 
 import ctypes
+import functools
+from types import ModuleType
 
 from torch import Tensor
 
@@ -17,7 +19,8 @@ _SMALLEST_GROUP = 2
 # Maximum number of chunks of samples, each of which has a separate gradient.
 MOST_CHUNKS = 16
 
-# Kinds of units in the order of the enumeration in _native.c.
+# Kinds of units in the order of the enumeration in _native.c. The C code cannot call methods of units, so it has to
+# know how to draw each kind. This backend does not support other units, whose `sampled_as` is None.
 _KINDS = ("bernoulli", "gaussian", "categorical")
 
 _FLOATS = ctypes.c_void_p
@@ -52,6 +55,16 @@ class Job(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("states", "products", "c_at", "to_c_at", "to_mean_at")),
         *((name, ctypes.c_int64) for name in ("gradient_size", "scratch_size")),
     )
+
+
+@functools.cache
+def has_fields_of(code: ModuleType) -> bool:
+    """Return whether the structures of the C code have the same sizes, and fields at the same places, as those here."""
+    for structure, size, fields in ((Layer, code.layer_size, code.layer_fields), (Job, code.job_size, code.job_fields)):
+        offsets = tuple((field[0], getattr(structure, field[0]).offset) for field in structure._fields_)
+        if ctypes.sizeof(structure) != size or offsets != fields:
+            return False
+    return True
 
 
 class JobMemory:

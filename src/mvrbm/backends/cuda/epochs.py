@@ -6,9 +6,7 @@ chains on the device, in buffers that CUDA graphs read and write; `load` and `st
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +19,11 @@ from mvrbm.backends.base import EpochBackend, UpdateSettings
 from mvrbm.backends.device_memory import too_large_reason
 from mvrbm.cuda_graphs import capture
 from mvrbm.data.sources import Source
+from mvrbm.extras import triton_runs_on
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
-from mvrbm.updates.step import fail
+from mvrbm.updates.step import fail, first_not_finite
 
 # Updates between two checks for divergence. A check reads the parameters back, which waits for the GPU.
 _UPDATES_UNCHECKED = 5000
@@ -202,16 +201,20 @@ class KernelBackend(EpochBackend):
     def _check(self, states: Sequence[TrainState]) -> list[bool]:
         """Return which models have parameters that are not finite.
 
-        A single model goes back to the last check and raises `DivergenceError`. One of several models stays as it is.
+        A single model returns to the last check and raises `DivergenceError`. Of several models, those that diverged
+        keep their parameters.
         """
         self._unchecked = 0
-        finite = torch.isfinite(self.params.sum(1)).tolist()
+        finite = torch.isfinite(self.params).all(1).tolist()
         if self.run.models == 1 and not finite[0]:
-            kept, update = self._kept
+            state = states[0]
+            self.packings[0].unpack(state, self.params[0], self.momenta[0])
+            culprit = first_not_finite(state)
+            kept, state.update = self._kept
             self._set_back(kept)
-            self.packings[0].unpack(states[0], self.params[0], self.momenta[0])
-            states[0].update = update
-            fail(self._recipes[0], update + 1)
+            self.momenta.zero_()
+            self.packings[0].unpack(state, self.params[0], self.momenta[0])
+            fail(self._recipes[0], state.update + 1, culprit)
         self._kept = self._snapshot(), states[0].update
         return [not one for one in finite]
 
@@ -253,7 +256,10 @@ class KernelBackend(EpochBackend):
 
     @abstractmethod
     def start_chains(self, number: int, rows: Tensor) -> None:
-        """Start a model's persistent chains at samples of its data, each sample as often as needed."""
+        """Start a model's persistent chains at samples of its data, each sample as often as needed.
+
+        This is `start_chains` of :mod:`mvrbm.backends.base` for data that is on the device in the form of the kernels.
+        """
 
     @abstractmethod
     def compute_updates(self, first: int, count: int, update: int) -> None:
@@ -310,7 +316,6 @@ def unsupported_reason(
     like = state.machine.like
     if like.dtype != torch.float32:
         return f"its parameters are {like.dtype}"
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on any device
-    if not (like.is_cuda or interpreted) or importlib.util.find_spec("triton") is None:
+    if not triton_runs_on(like.device):
         return f"there is no Triton for {like.device.type}"
     return settings.whole_epochs_unsupported_reason(source, masked=masked) or too_large_reason(source, like.device)

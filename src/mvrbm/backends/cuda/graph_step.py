@@ -23,42 +23,47 @@ _BLOCK = 1024
 
 @triton.jit(do_not_specialize=["weight"])
 def _propose(
-    params, momenta, gradients, proposed, n_not_finite, rates, clock, weight, SIZES: tl.constexpr,
+    params, momenta, gradients, proposed, n_not_finite, failed, rates, clock, weight, SIZES: tl.constexpr,
     FIRST_BLOCKS: tl.constexpr, FACTORS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Update the momenta, write the parameters after the step to `proposed`, and count those that are not finite.
+    """Update the momenta, write the parameters after the step to `proposed`, and count entries that are not finite.
 
     `SIZES`, `FIRST_BLOCKS` and `FACTORS` have the number of entries of each parameter, the number of its first program,
-    and whether weight decay and the rate of factors apply to it.
+    and whether weight decay and the rate of factors apply to it. Do nothing if an earlier step has failed.
     """
     program = tl.program_id(0)
     factor_rate, bias_rate, keep, decay = rates_of(rates, 0, clock, 0)
     within = tl.arange(0, BLOCK)
-    for m in tl.static_range(len(SIZES)):
-        if (program >= FIRST_BLOCKS[m]) & (program < FIRST_BLOCKS[m + 1]):
-            at = (program - FIRST_BLOCKS[m]) * BLOCK + within
-            inside = at < SIZES[m]
-            value = tl.load(params[m] + at, mask=inside, other=0.0)
-            momentum = tl.load(momenta[m] + at, mask=inside, other=0.0)
-            gradient = tl.load(gradients[m] + at, mask=inside, other=0.0) * weight
-            if FACTORS[m]:
-                value, momentum = step_rule(value, momentum, gradient, factor_rate, keep, decay)
-            else:
-                value, momentum = step_rule(value, momentum, gradient, bias_rate, keep, 0.0)
-            tl.store(momenta[m] + at, momentum, mask=inside)
-            tl.store(proposed + program * BLOCK + within, value, mask=inside)
-            finite = tl.abs(value) < float("inf")  # False for NaN too
-            tl.atomic_add(n_not_finite, tl.sum(tl.where(inside & (finite == 0), 1, 0)), sem="relaxed")
+    if tl.load(failed) == 0:
+        for m in tl.static_range(len(SIZES)):
+            if (program >= FIRST_BLOCKS[m]) & (program < FIRST_BLOCKS[m + 1]):
+                at = (program - FIRST_BLOCKS[m]) * BLOCK + within
+                inside = at < SIZES[m]
+                value = tl.load(params[m] + at, mask=inside, other=0.0)
+                momentum = tl.load(momenta[m] + at, mask=inside, other=0.0)
+                gradient = tl.load(gradients[m] + at, mask=inside, other=0.0) * weight
+                if FACTORS[m]:
+                    value, momentum = step_rule(value, momentum, gradient, factor_rate, keep, decay)
+                else:
+                    value, momentum = step_rule(value, momentum, gradient, bias_rate, keep, 0.0)
+                tl.store(momenta[m] + at, momentum, mask=inside)
+                tl.store(proposed + program * BLOCK + within, value, mask=inside)
+                finite = tl.abs(value) < float("inf")  # False for NaN too
+                count = tl.sum(tl.where(inside & (finite == 0), 1, 0))
+                tl.atomic_add(n_not_finite + m, count, sem="relaxed")
 
 
 @triton.jit
 def _accept(
-    params, proposed, n_not_finite, clock, SIZES: tl.constexpr, FIRST_BLOCKS: tl.constexpr, BLOCK: tl.constexpr
+    params, proposed, n_not_finite, failed, clock, SIZES: tl.constexpr, FIRST_BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Take over the proposed parameters, and advance the clock, unless a parameter has ever been not finite."""
+    """Accept the proposed parameters, and advance the clock, unless an entry is not finite. Then set `failed`."""
     program = tl.program_id(0)
     within = tl.arange(0, BLOCK)
-    if tl.load(n_not_finite) == 0:
+    n_all = 0
+    for m in tl.static_range(len(SIZES)):
+        n_all += tl.load(n_not_finite + m)
+    if n_all == 0:
         for m in tl.static_range(len(SIZES)):
             if (program >= FIRST_BLOCKS[m]) & (program < FIRST_BLOCKS[m + 1]):
                 at = (program - FIRST_BLOCKS[m]) * BLOCK + within
@@ -66,6 +71,8 @@ def _accept(
                 tl.store(params[m] + at, value, mask=at < SIZES[m])
         if program == 0:
             tl.store(clock, tl.load(clock) + 1)
+    elif program == 0:
+        tl.store(failed, 1)
 
 
 class FusedStep:
@@ -86,8 +93,15 @@ class FusedStep:
         self._proposed = torch.zeros(first_blocks[-1] * _BLOCK, device=device)
         self._rates = torch.tensor(rates, dtype=torch.float32, device=device)
         self._clock = clock
-        #: Number of parameters that were not finite so far, (). Once it is positive, steps change nothing.
-        self.n_not_finite = torch.zeros((), dtype=torch.int32, device=device)
+        #: Number of entries of each parameter that are not finite, up to the first step with such entries. After that
+        #: step, further steps change nothing.
+        self.n_not_finite = torch.zeros(len(learned), dtype=torch.int32, device=device)
+        self._failed = torch.zeros((), dtype=torch.int32, device=device)
+
+    def reset(self) -> None:
+        """Continue after a failed step."""
+        self.n_not_finite.zero_()
+        self._failed.zero_()
 
     def make(self, gradient: Mapping[str, Tensor], weight: float) -> None:
         """Make the step of a normalized gradient that counts with a weight, and advance the clock."""
@@ -95,10 +109,10 @@ class FusedStep:
         grid = (self._first_blocks[-1],)
         constants = {"SIZES": self._sizes, "FIRST_BLOCKS": self._first_blocks, "BLOCK": _BLOCK}
         _propose[grid](
-            self._params, self._momenta, gradients, self._proposed, self.n_not_finite, self._rates, self._clock,
-            weight, FACTORS=self._factors, **constants,
+            self._params, self._momenta, gradients, self._proposed, self.n_not_finite, self._failed, self._rates,
+            self._clock, weight, FACTORS=self._factors, **constants,
         )  # fmt: skip
-        _accept[grid](self._params, self._proposed, self.n_not_finite, self._clock, **constants)
+        _accept[grid](self._params, self._proposed, self.n_not_finite, self._failed, self._clock, **constants)
 
 
 def usable(tensors: Sequence[Tensor]) -> bool:

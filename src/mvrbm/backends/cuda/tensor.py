@@ -97,7 +97,7 @@ class TensorBackend(FlatBackend):
             buffers.chains, data.scale, data.shift, batch, self.run.n_valid(batch), self.n_samples,
             self.data_stride(layer), N=self.run.batch_size, CHAINS=self.run.n_chains, RANK=layer.rank,
             STRIDE=buffers.stride, A=a, B=b, C=c, FACTORS=launch.factors, AT_B=launch.bias_at, VISIBLE=layer.area,
-            HIDDEN=layout.hidden_area, STEPS=self.run.steps, PERSISTENT=self.run.persistent,
+            STEPS=self.run.steps, PERSISTENT=self.run.persistent,
             VISIBLE_GAUSSIAN=layer.gaussian, HIDDEN_GAUSSIAN=layout.hidden_gaussian,
             BYTE_SCALE=self.signature.formats[0][1], NORMALIZED=self.run.normalized, TERMS=buffers.gains.shape[3],
             PRECISION=precision, EXACT="ieee" if precision == "ieee" else "tf32x3", HALVES=self.signature.halves,

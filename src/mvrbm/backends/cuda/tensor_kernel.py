@@ -3,14 +3,15 @@ r"""The Triton kernel of one update for a single layer of order 3 or more, one p
 Modes form three groups of one or two neighboring modes each, the second of which may be empty. A visible state is a
 tile (A B, C), and a hidden state a tile (N M, L), where A, B, C are the visible sizes of the groups and L, M, N their
 hidden sizes, all padded. A field takes one product per group, which replaces the last axis and swaps the other two:
-(A B, C) -> (A N, B) -> (N M, A) -> (N M, L). The result has the axes in reverse order, so that the same products lead
-back. The gradient of a group's factor pairs a state before its product upwards with a hidden mean before the same
-product downwards.
+(A B, C) -> (A N, B) -> (N M, A) -> (N M, L). The axes of a hidden tile are in reverse order, so the same sequence of
+products computes visible fields from hidden states. The gradient of a group's factor is the product of two operands:
+the operand of the group's product on the way up, and the operand of the same product on the way down.
 
-The factor of a group of two modes is the Kronecker product of theirs, formed when it is read. Parameters, units, the
-random numbers and `PDL` are as in :mod:`mvrbm.backends.cuda.per_sample_kernels`. Steps are separate launches.
+The factor of a group of two modes is the Kronecker product of the factors of both modes. The kernel forms it while it
+loads them. Parameters, units, random numbers and `PDL` are as in :mod:`mvrbm.backends.cuda.per_sample_kernels`. The
+step is a separate launch.
 
-A group is a tuple of numbers with the entries that the constants below number.
+A group is a tuple of numbers. The constants below are the indices of its entries.
 """
 
 # mypy: ignore-errors
@@ -255,14 +256,14 @@ def tensor_step(
     data, order, weights, gradients, gains, clock, keys, chains, load_scale, load_shift, batch, n_valid,
     order_stride, data_stride,
     N: tl.constexpr, CHAINS: tl.constexpr, RANK: tl.constexpr, STRIDE: tl.constexpr, A: tl.constexpr, B: tl.constexpr,
-    C: tl.constexpr, FACTORS: tl.constexpr, AT_B: tl.constexpr, VISIBLE: tl.constexpr, HIDDEN: tl.constexpr,
+    C: tl.constexpr, FACTORS: tl.constexpr, AT_B: tl.constexpr, VISIBLE: tl.constexpr,
     STEPS: tl.constexpr, PERSISTENT: tl.constexpr, VISIBLE_GAUSSIAN: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
     BYTE_SCALE: tl.constexpr, NORMALIZED: tl.constexpr, TERMS: tl.constexpr,
     PRECISION: tl.constexpr, EXACT: tl.constexpr, HALVES: tl.constexpr, EDGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute one batch's gradient. Program (i, s) takes sample i of model s; the last ones compute gains.
 
-    A, B and C are the groups, `VISIBLE` and `HIDDEN` the sizes of the layers.
+    A, B and C are the groups, and `VISIBLE` is the size of the visible layer.
     """
     i, model = tl.program_id(0), tl.program_id(1)
     ROWS: tl.constexpr = CHAINS if PERSISTENT else N

@@ -400,7 +400,7 @@ class StoredRun:
         if chains or (self.plain["update"] and turn is not None):
             check_tensors(chains, shapes, "chains")
         device = state.machine.like.device
-        own = negative.share_of_chains(chains, run.world)
+        own = negative.share_of_chains(chains, run.world.part_of(negative.n_chains))
         state.chains = {name: chain.to(device) for name, chain in own.items()}
         if turn is not None:
             state.chains[TURN] = turn.clone()

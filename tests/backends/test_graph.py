@@ -11,8 +11,8 @@ import torch
 from mvrbm import BoltzmannMachine
 from mvrbm.backends import formed
 from mvrbm.backends import graph as graphs
-from mvrbm.backends.choose import choose_backend
-from mvrbm.backends.cuda import per_sample as triton
+from mvrbm.backends.choose import BACKENDS, BackendChoice, choose_backend
+from mvrbm.backends.cuda import per_sample
 from mvrbm.backends.device_memory import too_large_reason
 from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.couplings import CP, MPO, Dense, Kronecker
@@ -72,32 +72,39 @@ def data_for(machine, n):
     return data
 
 
-class Graphed(Trainer):
-    """Takes graphs where it would not take them by itself: on a CPU."""
-
-    def _choose_backend(self, tasks, states, sources, threads):
-        assert graphs.not_capturable_reason(tasks[0], states[0], sources[0]) is None
-        return graphs.GraphBackend(tasks[0], states[0], sources[0])
+def build_plain(settings, states, sources, threads):
+    return ReferenceBackend(settings[0])
 
 
-class Exact(Trainer):
-    """Uses graphs, without tensor cores."""
-
-    def _choose_backend(self, tasks, states, sources, threads):
-        return graphs.GraphBackend(tasks[0], states[0], sources[0], exact=True)
+def build_exact(settings, states, sources, threads):
+    return graphs.GraphBackend(settings[0], states[0], sources[0], exact=True)
 
 
-class Plain(Trainer):
-    """Takes no fast path."""
+@pytest.fixture(autouse=True)
+def backends(monkeypatch):
+    """Let trainers use graphs on a CPU, graphs without tensor cores, and updates without graphs, by name."""
+    supported = graphs.not_capturable_reason
+    monkeypatch.setitem(BACKENDS, "graph", dataclasses.replace(BACKENDS["graph"], unsupported_reason=supported))
+    monkeypatch.setitem(BACKENDS, "exact graph", BackendChoice("without tensor cores", supported, build_exact))
+    monkeypatch.setitem(BACKENDS, "plain", BackendChoice("without graphs", lambda *run: None, build_plain))
 
-    def _choose_backend(self, tasks, states, sources, threads):
-        return ReferenceBackend(tasks[0])
+
+def change_graphs(monkeypatch, change):
+    """Call a function with every new graph backend and its state."""
+    build = BACKENDS["graph"].build
+
+    def changed(settings, states, sources, threads):
+        backend = build(settings, states, sources, threads)
+        change(backend, states[0])
+        return backend
+
+    monkeypatch.setitem(BACKENDS, "graph", dataclasses.replace(BACKENDS["graph"], build=changed))
 
 
-def train(kind, case, n_epochs=3, prepare=lambda data: {}, dtype=torch.float64):
+def train(backend, case, n_epochs=3, prepare=lambda data: {}, dtype=torch.float64):
     make, recipe, optimizer = case
     machine = make().to(DEVICE, dtype)
-    trainer = kind(machine, recipe, optimizer=optimizer, seed=5, missing_steps=2)
+    trainer = Trainer(machine, recipe, backend=backend, optimizer=optimizer, seed=5, missing_steps=2)
     data = data_for(machine, 36)  # batches of 8, 8, 8, 8 and 4
     return trainer.fit(data, n_epochs, initialize=True, **prepare(data))
 
@@ -117,7 +124,7 @@ def assert_same(left, right, **tolerance):
 
 @pytest.mark.parametrize("name", CASES)
 def test_graphs_train_as_updates_launch_by_launch_do(name):
-    graphed, plain = train(Graphed, CASES[name]), train(Plain, CASES[name])
+    graphed, plain = train("graph", CASES[name]), train("plain", CASES[name])
     assert_same(graphed, plain)
     start = CASES[name][0]().to(DEVICE, torch.float64).state_dict()
     moved = [float((value - start[key]).abs().max()) for key, value in graphed.machine.state_dict().items()]
@@ -132,7 +139,7 @@ def test_graphs_train_as_updates_launch_by_launch_do(name):
 def test_steps_in_two_launches_are_those_of_the_rule(name):
     make, recipe, _ = CASES[name]
     recipe = dataclasses.replace(recipe, linear_decay=True, rate_decay=7, centering="none")
-    plain, graphed = (train(kind, (make, recipe, None), dtype=torch.float32) for kind in (Plain, Exact))
+    plain, graphed = (train(backend, (make, recipe, None), dtype=torch.float32) for backend in ("plain", "exact graph"))
     assert graphed.kept_backend._fused is not None
     assert_same(graphed, plain, rtol=2e-3, atol=1e-5)
 
@@ -142,7 +149,7 @@ def test_steps_in_two_launches_are_those_of_the_rule(name):
 def test_steps_in_two_launches_stop_at_the_first_number_that_is_not_finite():
     machine = classic().to(DEVICE)
     steep = dataclasses.replace(DEFAULT, learning_rate=1e15, weight_decay=1.0, normalized=False, balance=False)
-    trainer = Graphed(machine, steep, seed=5)
+    trainer = Trainer(machine, steep, backend="graph", seed=5)
     with pytest.raises(DivergenceError):
         trainer.fit(data_for(machine, 36), 3, initialize=True)
     assert 0 < trainer.update < 15
@@ -164,25 +171,24 @@ class Replayed:
 @pytest.mark.skipif(ON_GPU, reason="a GPU has graphs of its own")
 @pytest.mark.parametrize("name", ["dense, tempered", "tempered, 3 steps and Adam", "dense, PCD"])
 def test_replays_take_turns_as_updates_do(name, monkeypatch):
-    class Replaying(Graphed):
-        def _choose_backend(self, tasks, states, sources, threads):
-            path = super()._choose_backend(tasks, states, sources, threads)
-            monkeypatch.setattr(path, "_capturing", True)
-            monkeypatch.setattr(graphs, "capture", lambda work, what: Replayed(work, self.state))
-            self.path = path
-            return path
+    captured = []
 
-    replayed = train(Replaying, CASES[name])
-    assert_same(replayed, train(Plain, CASES[name]))
-    assert replayed.path.n_captured == (
-        3 if "tempered" in name else 2
-    )  # a short batch comes only once in one of the turns
+    def replay(backend, state):
+        monkeypatch.setattr(backend, "_capturing", True)
+        monkeypatch.setattr(graphs, "capture", lambda work, what: Replayed(work, state))
+        captured.append(backend)
+
+    change_graphs(monkeypatch, replay)
+    assert_same(train("graph", CASES[name]), train("plain", CASES[name]))
+    (backend,) = captured
+    # A short batch comes only once at one of the swap parities.
+    assert backend.n_captured == (3 if "tempered" in name else 2)
 
 
 @pytest.mark.parametrize("name", ["two layers, a variance learned", "order 3", "CP", "MPO", "shared bias"])
 def test_large_couplings_are_not_formed_and_train_alike(name, monkeypatch):
     monkeypatch.setattr(formed, "worth_forming", lambda link, n: False)
-    assert_same(train(Graphed, CASES[name]), train(Plain, CASES[name]))
+    assert_same(train("graph", CASES[name]), train("plain", CASES[name]))
 
 
 def masked(data):
@@ -204,7 +210,7 @@ def labels_masked(data):
 @pytest.mark.parametrize("prepare", [masked, with_nan, labels_masked])
 def test_missing_entries_are_drawn_as_launch_by_launch(prepare):
     recipe = dataclasses.replace(DEFAULT, negative=PCD(11), centering="full")
-    graphed, plain = (train(kind, (with_label, recipe, None), prepare=prepare) for kind in (Graphed, Plain))
+    graphed, plain = (train(backend, (with_label, recipe, None), prepare=prepare) for backend in ("graph", "plain"))
     assert_same(graphed, plain)
     assert all(bool(torch.isfinite(p).all()) for p in graphed.machine.parameters())
 
@@ -214,7 +220,7 @@ def test_mask_that_divides_a_one_hot_row_is_an_error():
         return {"mask": {"label": torch.tensor([True, False, True]).expand(36, 3)}}
 
     with pytest.raises(ValueError, match="one-hot row"):
-        train(Graphed, (with_label, DEFAULT, None), prepare=divided)
+        train("graph", (with_label, DEFAULT, None), prepare=divided)
 
 
 # -- the rule for full matrices ---------------------------------------------------------------------------
@@ -265,30 +271,28 @@ def test_epochs_allow_tensor_cores_unless_they_have_to_be_exact():
         machine = classic().to(DEVICE)
         trainer = Trainer(machine, recipe)
         source = trainer.prepare(data_for(machine, 8), initialize=True)
-        path = graphs.GraphBackend(trainer.update_settings(), trainer.state, source, exact=exact)
-        path.epoch([trainer.state], torch.arange(8)[None], lambda: False)
+        backend = graphs.GraphBackend(trainer.update_settings(), trainer.state, source, exact=exact)
+        backend.epoch([trainer.state], torch.arange(8)[None], lambda: False)
     assert seen == [True, False]
 
 
-class Counting(Graphed):
-    """Counts the paths that it takes."""
-
-    built = 0
-
-    def _choose_backend(self, tasks, states, sources, threads):
-        self.built += 1
-        return super()._choose_backend(tasks, states, sources, threads)
+@pytest.fixture
+def n_built(monkeypatch):
+    """Return a function that counts the graph backends of a trainer so far."""
+    built = []
+    change_graphs(monkeypatch, lambda backend, state: built.append(state))
+    return lambda trainer: sum(state is trainer.state for state in built)
 
 
 @pytest.mark.parametrize(
     "name", ["dense, PCD", "dense, hidden layer centered", "Adam", "two layers, a variance learned"]
 )
-def test_another_fit_uses_the_path_again(name):
+def test_another_fit_uses_the_backend_again(name, n_built):
     make, recipe, optimizer = CASES[name]
     trainers = []
-    for kind in (Counting, Plain):
+    for backend in ("graph", "plain"):
         machine = make().to(DEVICE, torch.float64)
-        trainer = kind(machine, recipe, optimizer=optimizer, seed=5)
+        trainer = Trainer(machine, recipe, backend=backend, optimizer=optimizer, seed=5)
         first, second = data_for(machine, 36), {key: array.flip(0) for key, array in data_for(machine, 36).items()}
         trainer.fit(first, 2, initialize=True)
         with torch.no_grad():
@@ -296,65 +300,65 @@ def test_another_fit_uses_the_path_again(name):
         trainer.state.update += 100  # the learning rate decays with it
         trainers.append(trainer.fit(second, 4))
     assert_same(*trainers)
-    assert trainers[0].built == 1
+    assert n_built(trainers[0]) == 1
 
 
-def test_the_path_of_one_trainer_is_kept_at_a_time():
+def test_the_backend_of_one_trainer_is_kept_at_a_time(n_built):
     def trained():
         machine = classic().to(DEVICE)
-        return Counting(machine, DEFAULT, seed=5).fit(data_for(machine, 36), 1, initialize=True)
+        return Trainer(machine, DEFAULT, backend="graph", seed=5).fit(data_for(machine, 36), 1, initialize=True)
 
     first, second = trained(), trained()
     assert first.kept_backend is None
     assert second.kept_backend is not None
     second.fit(data_for(second.machine, 36), 2)
     first.fit(data_for(first.machine, 36), 2)
-    assert (first.built, second.built) == (2, 1)
+    assert (n_built(first), n_built(second)) == (2, 1)
     assert second.kept_backend is None
 
 
-def test_a_new_path_is_built_where_the_old_one_does_not_fit():
+def test_a_new_backend_is_built_where_the_old_one_does_not_fit(n_built):
     make, recipe, _ = CASES["dense, PCD"]
     machine = make().to(DEVICE)
     data = data_for(machine, 36)
-    trainer = Counting(machine, recipe, seed=5).fit(data, 1, initialize=True)
+    trainer = Trainer(machine, recipe, backend="graph", seed=5).fit(data, 1, initialize=True)
     trainer.fit({"visible": data["visible"][:30]}, 2)
-    assert trainer.built == 2
+    assert n_built(trainer) == 2
     trainer.fit({"visible": data["visible"][:30].float() / 255}, 3)
-    assert trainer.built == 3
+    assert n_built(trainer) == 3
     machine.hidden.bias.data = machine.hidden.bias.data.clone()
     trainer.fit({"visible": data["visible"][:30].float() / 255}, 4)
-    assert trainer.built == 4
+    assert n_built(trainer) == 4
     trainer.fit({"visible": data["visible"][:30].float() / 255}, 5, mask=torch.ones(30, 5, 6, dtype=torch.bool))
-    assert trainer.built == 5
+    assert n_built(trainer) == 5
     again = pickle.loads(pickle.dumps(trainer))  # graphs cannot be copied
     again.fit({"visible": data["visible"][:30].float() / 255}, 6)
-    assert again.built == 6
+    assert n_built(again) == 1
 
 
 def test_training_is_taken_up_where_it_was_left(tmp_path):
     case = CASES["dense, PCD"]
-    whole = train(Graphed, case)
+    whole = train("graph", case)
     make, recipe, _ = case
     machine = make().to(DEVICE, torch.float64)
-    Graphed(machine, recipe, seed=5).fit(data_for(machine, 36), 2, initialize=True).save(tmp_path)
+    Trainer(machine, recipe, backend="graph", seed=5).fit(data_for(machine, 36), 2, initialize=True).save(tmp_path)
     machine = make().to(DEVICE, torch.float64)
-    rest = Graphed(machine, recipe, seed=5)
+    rest = Trainer(machine, recipe, backend="graph", seed=5)
     assert rest.resume(tmp_path)
     rest.fit(data_for(machine, 36), 3, initialize=True)
     assert_same(rest, whole)
 
 
 def test_divergence_leaves_the_machine_as_it_was_before():
-    def fails(kind):
+    def fails(backend):
         machine = classic().to(DEVICE, torch.float64)
         steep = dataclasses.replace(DEFAULT, learning_rate=1e100, weight_decay=1.0, normalized=False, balance=False)
-        trainer = kind(machine, steep, seed=5)
+        trainer = Trainer(machine, steep, backend=backend, seed=5)
         with pytest.raises(DivergenceError) as error:
             trainer.fit(data_for(machine, 36), 3, initialize=True)
         return trainer, error.value
 
-    (graphed, message), (plain, _) = fails(Graphed), fails(Plain)
+    (graphed, message), (plain, _) = fails("graph"), fails("plain")
     assert f"update {plain.update + 1}:" in str(message)
     assert graphed.update == plain.update
     for p, q in zip(graphed.machine.parameters(), plain.machine.parameters(), strict=True):
@@ -367,7 +371,9 @@ def test_stop_is_heard_between_updates():
             trainer.stop = trainer.epoch == 1
 
     machine = classic().to(DEVICE)
-    trainer = Graphed(machine, DEFAULT, callbacks=[Stop()], seed=5).fit(data_for(machine, 36), 3, initialize=True)
+    trainer = Trainer(machine, DEFAULT, backend="graph", callbacks=[Stop()], seed=5).fit(
+        data_for(machine, 36), 3, initialize=True
+    )
     assert (trainer.epoch, trainer.state.batch, trainer.update) == (1, 1, 6)
 
 
@@ -411,27 +417,27 @@ def test_a_gpu_takes_graphs_where_there_are_no_kernels_and_captures_them():
     machine = BoltzmannMachine({"x": Bernoulli((5, 6))}, Bernoulli(7), {"x": CP(3)}).to(DEVICE)
     source = as_source(data_for(machine, 36), machine)
     trainer = Trainer(machine, DEFAULT)
-    task, state = trainer.update_settings(), trainer.state
-    assert triton.unsupported_reason(task, state, source) is not None
-    assert graphs.unsupported_reason(task, state, source) is None
+    settings, state = trainer.update_settings(), trainer.state
+    assert per_sample.unsupported_reason(settings, state, source) is not None
+    assert graphs.unsupported_reason(settings, state, source) is None
     trainer.prepare(source, initialize=True)
-    path = choose_backend([trainer.update_settings()], [state], [source], 1)
-    assert isinstance(path, graphs.GraphBackend)
+    backend = choose_backend([trainer.update_settings()], [state], [source], 1)
+    assert isinstance(backend, graphs.GraphBackend)
     for _ in range(2):
-        assert path.epoch([state], trainer.order_rng.permutation(36, DEVICE)[None], lambda: False) == 5
-    assert path.store([state]) == [False]
+        assert backend.epoch([state], trainer.order_rng.permutation(36, DEVICE)[None], lambda: False) == 5
+    assert backend.store([state]) == [False]
     assert trainer.update == 10
-    assert path.n_captured == 2  # full and short batches
+    assert backend.n_captured == 2  # full and short batches
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 def test_what_cannot_be_captured_is_made_launch_by_launch():
     class Looking(CD):
         def draw(self, machine, batch, *others):
-            float(machine.hidden.bias.sum())  # waits for the card, which a capture forbids
+            float(machine.hidden.bias.sum())  # waits for the GPU, which a capture forbids
             return super().draw(machine, batch, *others)
 
     make, recipe, _ = CASES["dense"]
     with pytest.warns(RuntimeWarning, match="without CUDA graphs"):
-        graphed = train(Graphed, (make, dataclasses.replace(recipe, negative=Looking()), None))
-    assert_same(graphed, train(Plain, copy.copy(CASES["dense"])))
+        graphed = train("graph", (make, dataclasses.replace(recipe, negative=Looking()), None))
+    assert_same(graphed, train("plain", copy.copy(CASES["dense"])))

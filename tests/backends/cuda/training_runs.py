@@ -122,20 +122,20 @@ def by_reference(case, dtype=torch.float64, *, change=unchanged, masked=False, n
 
 
 def by_kernels(
-    case, backend, precision=PRECISE, *, change=unchanged, masked=False, n=N, n_epochs=1, series=None,
+    case, kind, precision=PRECISE, *, change=unchanged, masked=False, n=N, n_epochs=1, series=None,
     adjust=unchanged,
 ):  # fmt: skip
-    """Train by a backend of kernels, and return the trainer. `series` is the number of updates per graph."""
+    """Train by a class of kernel backends, and return the trainer. `series` is the number of updates per graph."""
     trainer, source, _ = trainer_for(case, unchanged, masked, n)
-    path = backend([trainer.update_settings()], [trainer.state], [source], precision=precision)
-    path.updates_per_graph = series or path.updates_per_graph
-    adjust(path)
+    backend = kind([trainer.update_settings()], [trainer.state], [source], precision=precision)
+    backend.updates_per_graph = series or backend.updates_per_graph
+    adjust(backend)
     change(trainer.machine)
-    path.load([trainer.state])
+    backend.load([trainer.state])
     for epoch in range(n_epochs):
-        made = path.epoch([trainer.state], orders([trainer], epoch, n), never)
+        made = backend.epoch([trainer.state], orders([trainer], epoch, n), never)
         assert made == -(-n // BATCH_SIZE)
-    assert path.store([trainer.state]) == [False]
+    assert backend.store([trainer.state]) == [False]
     return trainer
 
 

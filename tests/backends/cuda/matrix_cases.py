@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from backends.training_runs import DEFAULT, PAPER, spread
+from backends.cuda.training_runs import DEFAULT, PAPER, spread
 from mvrbm.couplings import Dense
 from mvrbm.training import CD, PCD
 from mvrbm.units import Bernoulli, Categorical, Gaussian

@@ -16,7 +16,7 @@ from mvrbm.units import Bernoulli, Categorical, Gaussian
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("the kernels need triton", allow_module_level=True)
-from backends.training_runs import (
+from backends.cuda.training_runs import (
     DEFAULT,
     DEVICE,
     FULL,
@@ -102,10 +102,10 @@ def test_machines_that_train_together_train_as_by_themselves():
     def trained(seeds):
         pairs = [prepared(case, seed, n=10) for seed in seeds]
         states, sources = [trainer.state for trainer, _ in pairs], [source for _, source in pairs]
-        path = TensorBackend([trainer.update_settings() for trainer, _ in pairs], states, sources)
-        assert path.epoch(states, torch.arange(10, device=DEVICE).expand(len(seeds), -1), never) == 2
-        path.balance(states)
-        assert path.store(states) == [False] * len(seeds)
+        backend = TensorBackend([trainer.update_settings() for trainer, _ in pairs], states, sources)
+        assert backend.epoch(states, torch.arange(10, device=DEVICE).expand(len(seeds), -1), never) == 2
+        backend.balance(states)
+        assert backend.store(states) == [False] * len(seeds)
         return [everything(trainer) for trainer, _ in pairs]
 
     for mine, alone in zip(trained([0, 1]), trained([0]) + trained([1]), strict=True):

@@ -17,7 +17,7 @@ from mvrbm.units import Bernoulli, Categorical, Gaussian
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("the kernels need triton", allow_module_level=True)
-from backends.training_runs import (
+from backends.cuda.training_runs import (
     DEFAULT,
     DEVICE,
     FULL,
@@ -142,9 +142,9 @@ def test_entries_that_are_nan_are_missing_as_those_that_a_mask_leaves_out():
         trainer = Trainer(machine_of(*case[:3]), case[3], seed=5)
         source = as_source({"x0": how.pop("data")}, trainer.machine, **how)
         trainer.prepare(source, initialize=True)
-        path = FullMatrixBackend([trainer.update_settings()], [trainer.state], [source])
-        path.epoch([trainer.state], torch.arange(N, device=DEVICE)[None], never)
-        path.store([trainer.state])
+        backend = FullMatrixBackend([trainer.update_settings()], [trainer.state], [source])
+        backend.epoch([trainer.state], torch.arange(N, device=DEVICE)[None], never)
+        backend.store([trainer.state])
         return everything(trainer)
 
     case = MASKED["fewer chains than samples"]
@@ -197,9 +197,9 @@ def test_machines_that_train_together_train_as_by_themselves(name, masked):
     def trained(seeds):
         pairs = [prepared(CASES[name], seed, masked=masked) for seed in seeds]
         states, sources = [trainer.state for trainer, _ in pairs], [source for _, source in pairs]
-        path = FullMatrixBackend([trainer.update_settings() for trainer, _ in pairs], states, sources)
-        assert path.epoch(states, torch.arange(N, device=DEVICE).expand(len(seeds), -1), never) == 2
-        assert path.store(states) == [False] * len(seeds)
+        backend = FullMatrixBackend([trainer.update_settings() for trainer, _ in pairs], states, sources)
+        assert backend.epoch(states, torch.arange(N, device=DEVICE).expand(len(seeds), -1), never) == 2
+        assert backend.store(states) == [False] * len(seeds)
         return [everything(trainer) for trainer, _ in pairs]
 
     for mine, alone in zip(trained([0, 1]), trained([0]) + trained([1]), strict=True):
@@ -215,11 +215,11 @@ def test_labels_are_drawn_with_their_probabilities():
     trainer, source = prepared(case, recipe=recipe, n=8)  # one update per epoch
     unit = trainer.machine.layers["x0"]
     unit.bias.data.copy_(torch.randn(3, 5, generator=torch.Generator().manual_seed(0)))
-    path = FullMatrixBackend([trainer.update_settings()], [trainer.state], [source])
+    backend = FullMatrixBackend([trainer.update_settings()], [trainer.state], [source])
     counts = torch.zeros(3, 5)
     for _ in range(2):
-        path.epoch([trainer.state], torch.arange(8, device=DEVICE)[None], never)
-        path.store([trainer.state])
+        backend.epoch([trainer.state], torch.arange(8, device=DEVICE)[None], never)
+        backend.store([trainer.state])
         counts += trainer.state.chains["x0"].sum(0).cpu()
     expected = 800 * torch.softmax(unit.bias.detach().cpu(), -1)
     chi_square = float(((counts - expected) ** 2 / expected).sum())
@@ -248,29 +248,29 @@ def test_machines_that_no_kernel_can_train_together_are_trained_one_by_one(units
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("name", ["more chains than samples, centered", "label", "tempered, centered"])
-def test_a_path_continues_with_other_data(name):
+def test_a_backend_continues_with_other_data(name):
     kind = FullMatrixBackend
     tempered = len(CASES[name][3].negative.chain_shape) > 1
     first, second = (prepared(CASES[name], n=8)[0] for _ in range(2))
     sources = [as_source(data_for(first.machine, 8, seed), first.machine) for seed in (3, 4)]
-    path = kind([first.update_settings()], [first.state], sources[:1])
+    backend = kind([first.update_settings()], [first.state], sources[:1])
     order = torch.arange(8, device=DEVICE)[None]
-    path.epoch([first.state], order, never)
-    path.store([first.state])
+    backend.epoch([first.state], order, never)
+    backend.store([first.state])
     assert first.recipe.negative.turn(first.state.chains) == int(tempered)  # after three steps
     other = kind([second.update_settings()], [second.state], sources[:1])
     other.epoch([second.state], order, never)
     other.store([second.state])
-    assert path.continues_with([first.update_settings()], [first.state], sources[1:])
-    path.epoch([first.state], order, never)
-    path.store([first.state])
+    assert backend.continues_with([first.update_settings()], [first.state], sources[1:])
+    backend.epoch([first.state], order, never)
+    backend.store([first.state])
     new = kind([second.update_settings()], [second.state], sources[1:])
     new.epoch([second.state], order, never)
     new.store([second.state])
     for key, value in everything(second).items():
         torch.testing.assert_close(everything(first)[key], value, rtol=1e-4, atol=1e-5)
     longer = as_source(data_for(first.machine, 28), first.machine)
-    assert not path.continues_with([first.update_settings()], [first.state], [longer])
+    assert not backend.continues_with([first.update_settings()], [first.state], [longer])
 
 
 @pytest.mark.usefixtures("interpreted")

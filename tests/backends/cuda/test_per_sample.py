@@ -17,8 +17,8 @@ from mvrbm.units import Bernoulli, Categorical, Gaussian
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("the kernels need triton", allow_module_level=True)
-from backends.matrix_cases import CASES
-from backends.training_runs import (
+from backends.cuda.matrix_cases import CASES
+from backends.cuda.training_runs import (
     DEFAULT,
     DEVICE,
     ON_GPU,
@@ -53,9 +53,9 @@ def length(name):
 def launched(samples, late):
     """Return a function that sets the number of samples per program, and whether steps are made by the next launch."""
 
-    def adjust(path):
-        late_steps = late and not path._launch.stacked
-        path._launch = dataclasses.replace(path._launch, samples=samples, late_steps=late_steps)
+    def adjust(backend):
+        late_steps = late and not backend._launch.stacked
+        backend._launch = dataclasses.replace(backend._launch, samples=samples, late_steps=late_steps)
 
     return adjust
 
@@ -140,10 +140,10 @@ def test_machines_with_data_of_their_own_train_as_by_themselves(unit, recipe, mi
             x = (100 * seed + 10 * x) if unit is G else x.float() / 255 if mixed and seed else x
             sources.append(as_source(x, trainer.machine))
             trainer.prepare(sources[-1], initialize=True)
-        path, states = kernels(trainers, sources, PRECISE)
-        made = path.epoch(states, torch.arange(12, device=DEVICE).expand(len(seeds), -1), never)
+        backend, states = kernels(trainers, sources, PRECISE)
+        made = backend.epoch(states, torch.arange(12, device=DEVICE).expand(len(seeds), -1), never)
         assert [state.update for state in states] == [made] * len(seeds) == [2] * len(seeds)
-        assert path.store(states) == [False] * len(seeds)
+        assert backend.store(states) == [False] * len(seeds)
         return [trainer.machine.state_dict() for trainer in trainers]
 
     for mine, alone in zip(trained_together([0, 1]), trained_together([0]) + trained_together([1]), strict=True):
@@ -163,9 +163,9 @@ def test_machines_with_labels_of_their_own_train_as_by_themselves():
             trainers.append(Trainer(machine, recipe, seed=seed))
             sources.append(as_source(data_for(machine, 12, seed), machine))
             trainers[-1].prepare(sources[-1], initialize=True)
-        path, states = kernels(trainers, sources, PRECISE)
-        assert path.epoch(states, torch.arange(12, device=DEVICE).expand(len(seeds), -1), never) == 2
-        assert path.store(states) == [False] * len(seeds)
+        backend, states = kernels(trainers, sources, PRECISE)
+        assert backend.epoch(states, torch.arange(12, device=DEVICE).expand(len(seeds), -1), never) == 2
+        assert backend.store(states) == [False] * len(seeds)
         return [{**trainer.machine.state_dict(), **trainer.state.chains} for trainer in trainers]
 
     for mine, alone in zip(trained_together([0, 1]), trained_together([0]) + trained_together([1]), strict=True):
@@ -179,10 +179,10 @@ def test_machines_with_labels_of_their_own_train_as_by_themselves():
 def test_factors_beyond_the_range_of_sixteen_bits_stay_finite(scale, rank):
     trainer, source = prepared(small(), hidden, [rank], PAPER)
     multiplied(scale)(trainer.machine)
-    path, states = kernels([trainer], [source], "fp16")
-    path.epoch(states, torch.arange(20, device=DEVICE)[None], never)
-    assert path.params.abs().max() > 65504
-    assert torch.isfinite(path.params).all()
+    backend, states = kernels([trainer], [source], "fp16")
+    backend.epoch(states, torch.arange(20, device=DEVICE)[None], never)
+    assert backend.params.abs().max() > 65504
+    assert torch.isfinite(backend.params).all()
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -252,15 +252,15 @@ def test_small_kernels_take_one_label_next_to_one_small_matrix(layers, hidden, r
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_a_path_does_not_continue_with_data_that_it_cannot_read():
+def test_a_backend_does_not_continue_with_data_that_it_cannot_read():
     trainer, source = prepared(small(), hidden, [2], n=12)
     machine = trainer.machine
     x = data_for(machine, 12)["x"]
-    path, states = kernels([trainer], [source])
-    assert path.continues_with([trainer.update_settings()], states, [as_source(x.flip(0), machine)])
+    backend, states = kernels([trainer], [source])
+    assert backend.continues_with([trainer.update_settings()], states, [as_source(x.flip(0), machine)])
     masked = as_source(x, machine, mask=torch.ones(12, 6, 5, dtype=torch.bool))
     for other in (masked, as_source(x / 255, machine, nan_is_missing=True), as_source(DataLoader(x), machine)):
-        assert not path.continues_with([trainer.update_settings()], states, [other])
+        assert not backend.continues_with([trainer.update_settings()], states, [other])
 
 
 @pytest.mark.parametrize("name", ["paper", "default"])
@@ -279,11 +279,11 @@ def test_steps_made_by_the_next_launch_are_those_of_a_launch_of_their_own(name, 
             trainers.append(Trainer(machine, recipe, seed=seed))
             source = as_source(data_for(machine, 2000), machine)
             trainers[-1].prepare(source, initialize=True)
-        path, states = kernels(trainers, [source] * models, "fp16")
-        launched(samples, late)(path)
-        start = path.params.clone()
-        path.epoch(states, torch.arange(2000, device=DEVICE).expand(models, -1), never)
-        return start, path.params
+        backend, states = kernels(trainers, [source] * models, "fp16")
+        launched(samples, late)(backend)
+        start = backend.params.clone()
+        backend.epoch(states, torch.arange(2000, device=DEVICE).expand(models, -1), never)
+        return start, backend.params
 
     (start, late), (other, prompt) = epoch(True), epoch(False)
     torch.testing.assert_close(start, other, rtol=0, atol=0)
