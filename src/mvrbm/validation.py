@@ -1,4 +1,4 @@
-"""Validate individual arguments (integers, numbers in a range, bools, choices, shapes), and check that tensors are finite.
+"""Validate individual arguments (integers, numbers in a range, bools, choices, shapes); check that tensors are finite.
 
 :mod:`mvrbm.estimators.inputs` validates data arrays. Each unit validates the values in its layer.
 """
