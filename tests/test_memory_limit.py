@@ -26,7 +26,7 @@ LARGE = [
         lambda: MVRBM((6000, 6000)).fit(X),
         r"training a hidden layer of shape \(6000, 6000\) with batches of 20 requires",
     ),
-    (lambda: Dense().allocate((36,), (10**8,)), "a dense coupling of .36,. to .100000000,. requires 13.4 GiB"),
+    (lambda: Dense().allocate((36,), (10**8,)), "a dense coupling from .36,. to .100000000,. requires 13.4 GiB"),
 ]
 
 

@@ -839,7 +839,7 @@ def test_ctrl_c_ends_the_batch_and_saves(place):
     assert out.startswith("new: MVRBM")
     last = err.splitlines()[-1]
     assert last.startswith("error: interrupted after")
-    assert "--force resumes training" in last
+    assert "run the same command with --force to resume training" in last
     assert "Traceback" not in err
     assert isinstance(package.load("new", "cpu"), MVRBM)
     assert any(Path("points").iterdir())

@@ -231,7 +231,7 @@ def test_likelihood_of_an_estimator(recipe):
     assert found.lower < float(exact.mean()) < found.upper
     torch.testing.assert_close(found.values, exact, atol=0.05, rtol=0)
     assert str(found) == str(model.log_likelihood(x, n_chains=200, n_steps=100))
-    with pytest.raises(ValueError, match="the likelihood of a stack of machines cannot be estimated"):
+    with pytest.raises(ValueError, match="the likelihood of a stack cannot be estimated"):
         DeepMVRBM([(3, 2), (2, 2)], n_epochs=1, device="cpu").fit(x).log_likelihood(x)
 
 

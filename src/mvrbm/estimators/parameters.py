@@ -53,7 +53,7 @@ class TrainingParameters:
         phase = recipe.negative
         if self.negative is not None:
             phase = NEGATIVE_PHASES[choice(self.negative, "negative", NEGATIVE_PHASES)]()
-        if self.n_chains is not None and not hasattr(phase, "n_chains"):
+        if self.n_chains is not None and not phase.chain_shape:
             raise ValueError("n_chains requires persistent chains: use negative='pcd' or negative='tempered'")
         phase = dataclasses.replace(phase, **without_none({"n_chains": self.n_chains, "steps": self.gibbs_steps}))
         given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
@@ -148,7 +148,7 @@ def unsuited_reason(name: str | Recipe, recipe: Recipe) -> str | None:
 
     `name` is the value of the parameter `recipe`, and `recipe` contains the settings used in training.
     """
-    if not hasattr(recipe.negative, "n_chains"):
+    if not recipe.negative.chain_shape:
         return f"with {recipe.negative}"
     if name != "generative" and recipe.rate_decay is not None and recipe.rate_decay < _SHORTEST_DECAY:
         return f"with a learning rate that decays after {recipe.rate_decay} updates"
