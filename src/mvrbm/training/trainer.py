@@ -69,7 +69,7 @@ class Trainer:
         Name of one of the metrics of a :class:`Monitor`.
     backend : str
         ``"auto"`` chooses the fastest backend. ``"reference"`` computes gradients by autograd. The results are equal up
-        to rounding. Other names of :data:`mvrbm.backends.choose.BACKENDS` request that backend: `fit` raises ValueError
+        to rounding. Other names of `mvrbm.backends.choose.BACKENDS` request that backend: `fit` raises ValueError
         if it cannot compute the training run.
     callbacks : sequence of Callback
         Callbacks.
