@@ -133,7 +133,7 @@ def test_a_file_that_is_no_image_is_named(visit, enlarger, tmp_path):
     (tmp_path / "notes.png").write_text("no image")
     page = visit(enlarger).page
     page.locator("#file").set_input_files(tmp_path / "notes.png")
-    page.locator("#status", has_text="notes.png is not a readable image").wait_for()
+    page.locator("#status", has_text="This browser cannot read notes.png as an image.").wait_for()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [*itertools.product([390, 1280], ["light", "dark"])])
