@@ -153,5 +153,5 @@ def test_estimators_and_the_command_line_only_need_torchrun(folder):
 
 
 def test_fewer_chains_than_processes_are_an_error():
-    with pytest.raises(ValueError, match="n_chains must be at least the number of processes, 8, got 6"):
+    with pytest.raises(ValueError, match="n_chains must be at least the number of processes \\(8\\), got 6"):
         TemperedPCD(6, 3).share(World(0, 8))

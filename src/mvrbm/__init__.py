@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# Names are imported on first use, so that printing the version or a help text does not import PyTorch.
+# Public names in each module. They are imported on first use, so that printing the version or a help text does not
+# import PyTorch.
 _HOMES = {
     "mvrbm.estimators": (
         "MMVRBM", "MVRBM", "RBM", "TVRBM", "ClassificationMVRBM", "DeepMVRBM", "DeepMVRBMClassifier",
@@ -37,7 +38,9 @@ _HOMES = {
     "mvrbm.saving": ("save",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_CLASSES_IN = ("mvrbm.units", "mvrbm.couplings")  # packages whose classes are all re-exported
+# Packages that have all their classes re-exported.
+_CLASSES_IN = ("mvrbm.units", "mvrbm.couplings")
+# Modules that register loaders for saved models when they are imported.
 _WITH_LOADERS = ("mvrbm.estimators", "mvrbm.training", "mvrbm.vision.super_resolution", "mvrbm.vision.photo_denoising")
 _SUBMODULES = (
     "backends", "couplings", "data", "devices", "distributed", "errors", "estimators", "export", "hub", "io",
@@ -52,17 +55,17 @@ def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") 
     Parameters
     ----------
     folder : path or str
-        A folder written by :func:`mvrbm.save`, by an estimator's `save` method, or by a checkpoint callback. If no
-        folder with this name exists, ``"digits"`` and ``"labeled-digits"`` load the models of handwritten digits that
-        come with this package. If no folder `user` exists, ``"user/name"`` or ``"user/name@revision"`` downloads a
-        model from the Hugging Face Hub, which requires ``pip install 'mvrbm[hub]'``.
+        Folder written by :func:`mvrbm.save`, by an estimator's `save` method, or by a checkpoint callback.
+        ``"digits"`` and ``"labeled-digits"`` load the pretrained models included in this package, unless a folder with
+        that name exists. ``"user/name"`` and ``"user/name@revision"`` download a model from the Hugging Face Hub,
+        unless a folder named `user` exists. Downloading requires ``pip install 'mvrbm[hub]'``.
     device : str or torch.device
         Device to load the model on: ``"auto"`` (a GPU if available), ``"cpu"``, ``"cuda"``, ...
 
     Returns
     -------
     BoltzmannMachine, estimator, or Trainer
-        An object of the class that was saved. For a checkpoint, this is a :class:`~mvrbm.training.Trainer` that can
+        Object of the class that was saved. For a checkpoint, this is a :class:`~mvrbm.training.Trainer` that can
         resume training. If the folder contains several checkpoints, the most recent is used.
 
     Raises

@@ -72,7 +72,7 @@ def test_resumes_bit_for_bit(tmp_path, monkeypatch, fit, at):
 
 def test_another_descent_is_resumed_only_with_force(tmp_path):
     shallow(checkpoints=tmp_path)
-    with pytest.raises(StorageError, match=r"another training run: the data has other values.*force=True"):
+    with pytest.raises(StorageError, match=r"another training run: the data has different values.*force=True"):
         shallow(1 - X, checkpoints=tmp_path)
     with pytest.raises(StorageError, match=r"random_state is 1, was 0"):
         shallow(settings={**SETTINGS, "random_state": 1}, checkpoints=tmp_path)

@@ -391,14 +391,14 @@ def test_a_failed_write_leaves_only_the_former_checkpoints(tmp_path, monkeypatch
 
 
 OTHERS = [
-    ("another hidden layer", lambda: mvrbm((3, 3), (2, 3)), {}, "another machine: its hidden differ"),
-    ("another rank", lambda: mvrbm((3, 3), (2, 2), 2), {}, "another machine: its couplings differ"),
-    ("another dtype", lambda: mvrbm((3, 3), (2, 2)).double(), {}, "another machine: its dtype differ"),
+    ("another hidden layer", lambda: mvrbm((3, 3), (2, 3)), {}, "another machine, with different settings for hidden"),
+    ("another rank", lambda: mvrbm((3, 3), (2, 2), 2), {}, "another machine, with different settings for couplings"),
+    ("another dtype", lambda: mvrbm((3, 3), (2, 2)).double(), {}, "another machine, with different settings for dtype"),
     (
         "other units",
         lambda: BoltzmannMachine(Gaussian((3, 3)), Bernoulli((2, 2)), Kronecker()),
         {},
-        "another machine: its visible differ",
+        "another machine, with different settings for visible",
     ),
     ("another batch", None, {"recipe": Recipe(batch_size=7)}, "another training run: batch_size is 7, was 10"),
     (
@@ -411,7 +411,7 @@ OTHERS = [
         "another optimizer",
         None,
         {"optimizer": EVERY_OPTIMIZER["Adam"]},
-        "does not fit this trainer: its optimizer is recipe",
+        "does not match this trainer: its optimizer is recipe",
     ),
 ]
 
@@ -437,8 +437,8 @@ def adam(rate):
 
 ANOTHER_RUN = [
     ("another seed", {}, {"seed": 1}, bits(), "seed is 1, was 0"),
-    ("another entry", {}, {}, other_bits(), "the data has other values"),
-    ("fewer samples", {}, {}, bits()[:30], "n_samples is 30, was 35; .*|the data has other values; n_samples"),
+    ("another entry", {}, {}, other_bits(), "the data has different values"),
+    ("fewer samples", {}, {}, bits()[:30], "n_samples is 30, was 35; .*|the data has different values; n_samples"),
     ("another rate", adam(0.02), adam(0.03), bits(), "the optimizer is .*0.03.*, was .*0.02"),
     (
         "another schedule",
@@ -557,9 +557,9 @@ DAMAGE += [
         lambda p: damage_json(p / "trainer.json", lambda c: c["recipe"].update(learning_rate=-1)),
         "learning_rate",
     ),
-    ("half the chains", tensor("chains.visible", lambda t: t[:3]), "chains of 'visible' have shape"),
-    ("chains of NaN", tensor("chains.visible", lambda t: t * float("nan")), "chains of 'visible' are not finite"),
-    ("momenta", tensor("momenta.hidden.bias", lambda t: t[:1]), "momenta of 'hidden.bias' have shape"),
+    ("half the chains", tensor("chains.visible", lambda t: t[:3]), "chains for 'visible' have shape"),
+    ("chains of NaN", tensor("chains.visible", lambda t: t * float("nan")), "chains for 'visible' are not finite"),
+    ("momenta", tensor("momenta.hidden.bias", lambda t: t[:1]), "momenta for 'hidden.bias' have shape"),
 ]
 
 

@@ -67,7 +67,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
     @abstractmethod
     def _masks_by_layer(self, mask: Any) -> Mapping[str, Any]:
-        """Return the user's masks as a mapping from layer to mask, without validation."""
+        """Return the user's masks as a mapping from layer names to masks, without validation."""
 
     @abstractmethod
     def _to_user(self, layers: Mapping[str, Tensor], like: Any = None) -> Any:
@@ -96,7 +96,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
     @property
     def chains_(self) -> Chains:
-        """Up to 100 persistent chains from training, by layer. `sample` starts from these chains.
+        """Up to 100 persistent chains from training, keyed by layer name. `sample` starts from these chains.
 
         The dict is empty if the model has no persistent chains.
         """
@@ -187,7 +187,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
 
 def check_same(machines: Sequence[BoltzmannMachine], others: Sequence[BoltzmannMachine], message: str) -> None:
-    """Raise ValueError with the given message if machines differ in more than parameter values and dtype."""
+    """Raise ValueError with the given message if the machines differ in anything but parameter values and dtype."""
     configs = [{**machine_config(machine), "dtype": None} for machine in machines]
     other_configs = [{**machine_config(machine), "dtype": None} for machine in others]
     if configs != other_configs:

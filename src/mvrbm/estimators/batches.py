@@ -19,7 +19,7 @@ from mvrbm.progress import report
 from mvrbm.units import Unit
 
 Array = NDArray[Any]
-#: Masks by layer, each of shape (n, *layer shape). True marks known entries.
+#: Masks of known entries, keyed by layer name, each of shape (n, *layer shape).
 Known = Mapping[str, Tensor]
 
 #: Number of samples per batch in methods that process data in batches.
@@ -55,11 +55,11 @@ def batches(
     Parameters
     ----------
     layers : mapping of str to array
-        The data. Layers without units are omitted.
+        Data to split. Layers without units are omitted.
     units : mapping of str to Unit
-        Units of the layers. They convert the data and validate its values.
+        Units for each layer, which convert the data and validate its values.
     known : mapping of str to Tensor, optional
-        Masks of the known entries. All other entries are replaced by values that the units accept.
+        Masks of known entries. All other entries are replaced by values that the units accept.
     copy : bool
         Whether to copy the data. If False, the tensors may share memory with the arrays.
     check : bool
@@ -111,7 +111,7 @@ def filled_batches(
 ) -> Iterator[dict[str, Tensor]]:
     """Split data into :func:`batches` and use `fill` to replace all unknown entries, including NaN.
 
-    `fill` takes the samples that have unknown entries and their masks, both by layer, and returns complete samples.
+    `fill` takes samples with unknown entries and their masks, both keyed by layer name. It returns complete samples.
     """
     for first in range(0, n_samples(layers), ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)
@@ -128,7 +128,7 @@ def filled_batches(
 def _fill_incomplete(
     batch: dict[str, Tensor], known: Known, fill: Callable[[dict[str, Tensor], dict[str, Tensor]], Mapping[str, Tensor]]
 ) -> None:
-    """Fill in the unknown entries of a batch in place."""
+    """Fill in the unknown entries in a batch in place."""
     known = {name: mask.to(batch[name].device) for name, mask in known.items()}
     incomplete = torch.stack([~mask.flatten(1).all(1) for mask in known.values()]).any(0)
     if not bool(incomplete.any()):
@@ -148,10 +148,10 @@ def masks(mask: Mapping[str, Any], layers: Mapping[str, Any], *, every_layer: bo
         Masks with the shape of the data or of one sample, as arrays or as rows. Layers without a mask are entirely
         known, except for NaN entries.
     layers : mapping of str to array
-        The data.
+        Data that the masks apply to.
     every_layer : bool, optional
         Whether every layer must have a known entry. If False, at least one layer must have a known entry. If None,
-        there is no requirement.
+        neither is required.
     """
     if not set(mask) <= set(layers):
         raise ValueError(f"mask has modalities {sorted(mask)}, but the data has {sorted(layers)}")

@@ -1,6 +1,6 @@
 """Read the data that users pass to estimators: validate its shape and dtype, and return one array per layer.
 
-Every public method reads its data with this module, exactly once. :mod:`mvrbm.estimators.batches` validates the values
+Every public method uses this module to read its data exactly once. :mod:`mvrbm.estimators.batches` validates the values
 when it splits the arrays into batches.
 """
 
@@ -139,7 +139,7 @@ class ArrayInput:
             warnings.warn(message, stacklevel=5)
 
     def _outward(self, samples: Tensor, like: Any = None) -> Array:
-        """Convert samples to arrays or rows, in the format of `like`, or of the training data if `like` is None."""
+        """Convert samples to arrays or rows, matching `like`, or matching the training data if `like` is None."""
         array: Array = samples.detach().cpu().numpy()
         as_arrays = self._takes_arrays if like is None else np.ndim(like) > 2
         return array if as_arrays else array.reshape(len(array), -1)
@@ -167,7 +167,7 @@ def _without_wrapper(X: Any) -> Any:
 
 
 def by_modality(X: Any) -> dict[str, Any]:
-    """Return a dict of data by modality. The modalities of a tuple are named "0", "1", and so on."""
+    """Return the data as a dict keyed by modality name. The modalities in a tuple are named "0", "1", and so on."""
     if isinstance(X, Mapping):
         return dict(X)
     if isinstance(X, tuple):

@@ -1,8 +1,9 @@
-"""Training: the loop over epochs and batches, callbacks, and checkpoints.
+"""Training loop, callbacks and checkpoints.
 
-:class:`Trainer` is the loop. A :class:`Recipe` holds the settings, and a :class:`TrainState` everything that changes;
-both are defined in :mod:`mvrbm.updates`, together with the update rule and the negative phases. Backends
-(:mod:`mvrbm.backends`) compute the updates. Fine-tuning by backpropagation is in :mod:`mvrbm.training.backprop`.
+:class:`Trainer` runs the training loop. A :class:`Recipe` contains the training settings, and a :class:`TrainState`
+contains everything that changes during training. Both are defined in :mod:`mvrbm.updates`, along with the update rule
+and the negative phases. Backends (:mod:`mvrbm.backends`) compute the updates. Fine-tuning with backpropagation is in
+:mod:`mvrbm.training.backprop`.
 """
 
 from mvrbm.errors import DivergenceError

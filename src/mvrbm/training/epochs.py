@@ -1,4 +1,4 @@
-"""Epochs that a GPU backend computes as a whole, for one machine or for several at once."""
+"""Training loop for GPU backends that compute whole epochs, for one machine or for several machines together."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,22 +12,23 @@ from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import balance
 
-# Limits of the orders that one sort computes: a number of epochs, and a number of entries.
+# Maximum number of epochs whose sample orders are computed with one sort.
 _EPOCHS_PER_SORT = 16
+# Maximum number of entries in one sort.
 _ENTRIES_PER_SORT = 2**17
 
 
 class EpochOrders:
-    """The order of the samples in every epoch. One sort computes the orders of several short epochs.
+    """Order of the samples in each epoch. For short epochs, one sort computes the orders for several epochs.
 
     Parameters
     ----------
     rng : RandomSource
-        Source of random numbers. Epoch `e` uses the numbers of step `e`.
+        Random source for the orders. Epoch `e` uses the random numbers of step `e`.
     n : int
         Number of samples.
     device : torch.device
-        Device of the orders.
+        Device to store the orders on.
     """
 
     def __init__(self, rng: RandomSource, n: int, device: torch.device) -> None:
@@ -39,7 +40,7 @@ class EpochOrders:
         self._orders = torch.empty(0, n, dtype=torch.int64, device=device)
 
     def of_epoch(self, epoch: int) -> Tensor:
-        """Return the order of the samples in an epoch, (n,)."""
+        """Return the order of the samples in an epoch, of shape (n,)."""
         if not self._first <= epoch < self._first + len(self._orders):
             self._first = epoch
             self._orders = self._rng.permutations(self._n, epoch, self._count, self._device)
@@ -47,18 +48,18 @@ class EpochOrders:
 
 
 class EpochLoop:
-    """Runs whole epochs of one training run, or of several with machines of the same shapes.
+    """Loop that computes whole epochs for one training run, or for several runs with machines of the same shapes.
 
     Parameters
     ----------
     backend : EpochBackend
-        Computes the epochs.
+        Backend that computes the epochs.
     states : sequence of TrainState
-        State of each training run.
+        Training state for each run.
     sources : sequence of Source
-        Data of each training run.
+        Data source for each run.
     order_rngs : sequence of RandomSource
-        Source of each training run's orders of samples.
+        Random source for the order of the samples in each run.
     """
 
     def __init__(
@@ -70,14 +71,14 @@ class EpochLoop:
     ) -> None:
         self.backend = backend
         self.states = states
-        #: Whether the states hold the parameters that the backend has computed.
+        #: Whether the states contain the latest parameters computed by the backend.
         self.stored = True
         self._sources = sources
         device = states[0].machine.like.device
         self._orders = [EpochOrders(rng, backend.n_samples, device) for rng in order_rngs]
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Compute the rest of the current epoch. The backend may stop early if `stopped` returns True."""
+        """Compute the remaining updates in the current epoch. The backend may stop early if `stopped` returns True."""
         for source in self._sources:
             source.check_all()
         epoch = self.states[0].epoch
@@ -88,17 +89,17 @@ class EpochLoop:
         self.stored = False
 
     def store(self) -> list[bool]:
-        """Write parameters, momenta and chains to the states, and return which training runs diverged."""
+        """Write parameters, momenta and chains to the states. Return, for each run, whether training diverged."""
         self.stored = True
         return self.backend.store(self.states)
 
     def load(self) -> None:
-        """Continue from the states if they were stored, because a callback may have changed them."""
+        """Reload the states if they were stored, because a callback may have changed them."""
         if self.stored:
             self.backend.load(self.states)
 
     def balance(self, recipe: Recipe) -> None:
-        """Rescale the factors of each coupling to equal norms, if the recipe asks for it."""
+        """Rescale the factors of each coupling to equal norms if the recipe enables `balance`."""
         if self.stored:
             for state in self.states:
                 balance(state.machine, recipe)

@@ -1,4 +1,4 @@
-"""The trainer: the loop over epochs and batches. Backends (:mod:`mvrbm.backends`) compute the updates."""
+"""Trainer with the loop over epochs and batches. Backends (:mod:`mvrbm.backends`) compute the updates."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import balance, check_size, check_training_memory
 from mvrbm.validation import whole_number
 
-#: The GPU backend of the last `fit`, as long as the state of its training run exists. Its data and its CUDA graphs stay
-#: on the GPU for the next `fit`.
+#: GPU backend from the most recent `fit`. The next `fit` can reuse its data and CUDA graphs on the GPU. The entry is
+#: removed when the training state is deleted.
 _kept_backend: WeakKeyDictionary[TrainState, EpochBackend] = WeakKeyDictionary()
 
 
 class _Numbers(NamedTuple):
-    """Random numbers of a training run, by purpose."""
+    """Random sources for a training run, one per purpose."""
 
     start: RandomSource
     order: RandomSource
@@ -51,59 +51,61 @@ class _Numbers(NamedTuple):
 
 
 class Trainer:
-    """Trains a machine on data.
+    """Training loop for a machine.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The machine to train, in place.
+        Machine to train. Its parameters are updated in place.
     recipe : str or Recipe
-        ``"default"``, ``"generative"``, ``"paper"``, or your own settings.
+        Training settings: ``"default"``, ``"generative"``, ``"paper"``, or a :class:`Recipe`.
     optimizer : callable, optional
-        Builds any `torch.optim` optimizer from two parameter groups: factors, and biases. Default: gradient descent
-        with the learning rates, momentum and weight decay of the recipe.
+        Function that builds a `torch.optim` optimizer from two parameter groups, the factors and the biases. If None,
+        gradient descent with the recipe's learning rates, momentum and weight decay is used.
     scheduler : callable, optional
-        Builds any `torch.optim` scheduler from the optimizer. It steps after every epoch. `ReduceLROnPlateau` follows
-        the metric named `plateau_metric`.
+        Function that builds a `torch.optim` scheduler from the optimizer. The scheduler steps after every epoch.
     plateau_metric : str
-        Name of one of the metrics of a :class:`Monitor`.
+        Name of the logged metric that a `ReduceLROnPlateau` scheduler monitors. See :class:`Monitor`.
     backend : str
-        ``"auto"`` chooses the fastest backend. ``"reference"`` computes gradients by autograd. The results are equal up
-        to rounding. Other names of `mvrbm.backends.choose.BACKENDS` request that backend: `fit` raises ValueError
-        if it cannot compute the training run.
+        Backend that computes the updates. ``"auto"`` selects the fastest backend. ``"reference"`` computes gradients
+        with autograd. All backends give the same results up to rounding. Other valid names are listed in
+        `mvrbm.backends.choose.BACKENDS`. `fit` raises ValueError if the requested backend does not support the
+        training run.
     callbacks : sequence of Callback
-        Callbacks.
+        Callbacks to call during training.
     seed : int
-        Random seed of the initial parameters, the order of the data, and the chains.
+        Random seed for the initial parameters, the order of the samples, and the chains.
     missing_steps : int
-        Number of Gibbs steps that draw missing entries at each update.
+        Number of Gibbs steps used to sample missing entries in each update.
     world : World, optional
-        The processes that share the work. Default: the processes that ``torchrun`` started. Pass `World()` to train in
-        this process alone.
+        Processes that share the work. If None, all processes started by ``torchrun`` are used. Pass `World()` to train
+        in this process only.
 
     Attributes
     ----------
     state : TrainState
         Everything that changes during training: the machine, momenta, chains, counters and the history.
     recipe : Recipe
-        The recipe, with the learning rate that was computed from the data if the given recipe had none.
+        Recipe used for training. After `fit`, it includes the learning rate, even if the rate was computed from the
+        data.
     requested_recipe : Recipe
-        The recipe as it was given.
+        Recipe as passed by the user.
     n_epochs : int
-        Number of epochs after which `fit` returns, including the epochs of earlier calls.
+        Number of epochs after which `fit` returns, including epochs from earlier calls.
     batches_per_epoch : int or None
-        Number of updates per epoch, None if it is unknown.
+        Number of updates per epoch, or None if unknown.
     planned_epochs : int or None
-        Number of epochs after which a linear decay of the learning rate ends. None stands for `n_epochs`, and 0 for no
-        linear decay.
+        Number of epochs after which linear learning rate decay ends. If None, `n_epochs` is used. If 0, linear decay is
+        disabled.
     seed : int or None
-        The seed. Set it to None if nobody chose it: then checkpoints with any seed can be resumed.
+        Random seed. Set to None if the user did not choose the seed, to allow resuming from checkpoints with any seed.
     same_data : bool
-        Whether every `fit` gets the same data. If it is False, checkpoints do not compare the data.
+        Whether every call to `fit` uses the same data. If False, the data is not compared when training resumes from a
+        checkpoint.
     stop : bool
-        Set it to True in a callback to end training after the current batch.
+        Set to True in a callback to stop training after the current batch.
     failed : bool
-        Whether an error ended the last `fit`.
+        Whether the most recent `fit` ended with an error.
     """
 
     def __init__(
@@ -136,68 +138,71 @@ class Trainer:
         self.failed = False
         self._numbers = _Numbers(*RandomSource(seed).split(3))
         self.state = TrainState(machine, self._numbers.chains)
-        # None if updates follow the recipe.
+        # If None, updates follow the recipe.
         self._optimizer_settings: OptimizerSettings | None = None
         if optimizer is not None or scheduler is not None:
             self._optimizer_settings = OptimizerSettings(optimizer, scheduler, plateau_metric)
         self._source: Source | None = None
-        # The backend of the current `fit`, if it computes one update at a time.
+        # Backend for the current `fit` if that backend computes one update at a time, otherwise None.
         self._update_backend: UpdateBackend | None = None
-        # What to raise after `fit`, if a signal has interrupted it.
+        # Exception that `raise_if_interrupted` raises if a signal interrupted `fit`.
         self._interrupt: type[BaseException] | None = None
-        # A checkpoint that the next `fit` restores.
+        # Checkpoint that the next `fit` resumes from.
         self._to_restore: checkpoints.StoredRun | None = None
 
-    # -- what callbacks read ----------------------------------------------------------------------
+    # -- interface for callbacks ------------------------------------------------------------------
 
     @property
     def machine(self) -> BoltzmannMachine:
-        """The machine."""
+        """Machine that is being trained."""
         return self.state.machine
 
     @property
     def epoch(self) -> int:
-        """Number of finished epochs."""
+        """Number of completed epochs."""
         return self.state.epoch
 
     @property
     def update(self) -> int:
-        """Number of finished updates."""
+        """Number of completed updates."""
         return self.state.update
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """Metrics that callbacks have logged."""
+        """Metrics logged by callbacks."""
         return self.state.history
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer, None if updates follow the recipe."""
+        """Optimizer, or None if updates follow the recipe."""
         return self.state.optimizer
 
     @property
     def scheduler(self) -> LRScheduler | None:
-        """The scheduler, None if the user gave none."""
+        """Learning rate scheduler, or None if no scheduler was passed."""
         return self.state.scheduler
 
     @property
     def order_rng(self) -> RandomSource:
-        """Random numbers of the order of the samples. Epoch `e` uses the numbers of step `e`."""
+        """Random source for the order of the samples. Epoch `e` uses the random numbers of step `e`."""
         return self._numbers.order
 
     @property
     def kept_backend(self) -> EpochBackend | None:
-        """The GPU backend that the next `fit` can use again, None if there is none."""
+        """GPU backend that the next `fit` can reuse, or None."""
         return _kept_backend.get(self.state)
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C or SIGTERM ended the last `fit`; see :meth:`raise_if_interrupted`."""
+        """Whether Ctrl-C or SIGTERM stopped the most recent `fit`. See :meth:`raise_if_interrupted`."""
         return self._interrupt is not None
 
     @property
     def callbacks(self) -> list[Callback]:
-        """The callbacks, checkpoints last, because they save what the other callbacks did at the same update."""
+        """Callbacks in the order in which they are called.
+
+        Checkpoint callbacks come last, so that checkpoints include changes made by other callbacks at the same update.
+        """
         return self._callbacks
 
     @callbacks.setter
@@ -205,7 +210,7 @@ class Trainer:
         self._callbacks = sorted(callbacks, key=lambda callback: callback.comes_last)
 
     def log(self, row: dict[str, float]) -> None:
-        """Add metrics to the history, and pass them to the callbacks. Several processes log their mean values."""
+        """Add metrics to the history and pass them to the callbacks. Values are averaged over all processes."""
         if self.world.size > 1:
             values = torch.tensor(list(row.values()), dtype=torch.float64)
             self.world.all_reduce(values)
@@ -214,7 +219,7 @@ class Trainer:
         self.history.append(row)
         self._notify("on_log", row=row)
 
-    # -- the loop ---------------------------------------------------------------------------------
+    # -- training loop ----------------------------------------------------------------------------
 
     def fit(
         self,
@@ -225,28 +230,28 @@ class Trainer:
         nan_is_missing: bool = False,
         initialize: bool | None = None,
     ) -> Trainer:
-        """Train until `n_epochs` epochs are done, including the epochs of earlier calls.
+        """Train until `n_epochs` epochs are complete, including epochs from earlier calls.
 
         Parameters
         ----------
-        data : array, path of a .npy file, mapping of these by layer, Dataset or DataLoader
-            The data. The first axis of an array counts samples. Bytes are scaled to [0, 1] for Bernoulli layers, batch
-            by batch.
+        data : array, path to a .npy file, mapping from layer names to these, Dataset or DataLoader
+            Training data. The first axis of an array indexes the samples. For Bernoulli layers, byte data is scaled to
+            [0, 1] one batch at a time.
         n_epochs : int, optional
-            Total number of epochs. Default: the recipe's.
+            Total number of epochs. If None, the value in the recipe is used.
         mask : array or mapping of arrays, optional
-            True where an entry is known. The model draws the other entries, given the known ones.
+            Mask that is True for known entries. Missing entries are sampled from the model, given the known entries.
         nan_is_missing : bool
-            Whether NaN marks a missing entry. Otherwise NaN raises ValueError.
+            Whether NaN marks a missing entry. If False, NaN raises ValueError.
         initialize : bool, optional
-            Whether the first call of `fit` sets the machine's parameters from the data and the recipe. By default, it
-            does so if the machine is new (:attr:`mvrbm.BoltzmannMachine.is_new`). A machine that was trained or loaded,
-            or whose parameters you have set, keeps its parameters.
+            Whether the first call to `fit` initializes the machine's parameters from the data and the recipe. If None,
+            the parameters are initialized only if the machine is new (:attr:`mvrbm.BoltzmannMachine.is_new`), that is,
+            if it was not trained or loaded and its parameters were not set.
 
         Returns
         -------
         Trainer
-            The trainer itself.
+            This trainer.
         """
         source = self.prepare(data, mask=mask, nan_is_missing=nan_is_missing, initialize=initialize)
         self.n_epochs = self.recipe.n_epochs if n_epochs is None else n_epochs
@@ -276,12 +281,12 @@ class Trainer:
     def _backend_for(
         self, settings: UpdateSettings, source: Source, while_training: contextlib.ExitStack
     ) -> UpdateBackend | EpochBackend:
-        """Return the backend of the previous `fit` if it can continue with this data, otherwise a new one.
+        """Return the backend from the previous `fit` if it supports this data, or a new backend otherwise.
 
-        A new backend sets the number of PyTorch's threads until `while_training` ends.
+        For a new backend, the number of PyTorch threads is limited until `while_training` exits.
         """
         kept = _kept_backend.pop(self.state, None)
-        _kept_backend.clear()  # frees the GPU memory of other training runs
+        _kept_backend.clear()  # frees GPU memory used by other training runs
         if kept is not None and kept.continues_with([settings], [self.state], [source]):
             return kept
         del kept
@@ -309,7 +314,7 @@ class Trainer:
             backend.load(self.state)
 
     def _run_batches(self, backend: UpdateBackend, source: Source) -> bool:
-        """Compute the updates of the current epoch, and return whether training was stopped."""
+        """Compute the remaining updates in the current epoch, and return whether training was stopped."""
         state = self.state
         every_batch = any(callback.every_batch for callback in self.callbacks)
         full = source.full_batch(self.recipe.batch_size)
@@ -325,8 +330,8 @@ class Trainer:
             if self._any_process_stops():
                 return True
         if self.update == before and state.batch == 0:
-            raise ValueError("an epoch over the data gave no batch: can the data be iterated more than once?")
-        source.check = False  # every sample has been checked
+            raise ValueError("the data produced no batches in this epoch: check that it can be iterated more than once")
+        source.check = False  # every sample has been validated
         return False
 
     def _fit_by_epochs(self, loop: EpochLoop) -> None:
@@ -337,7 +342,7 @@ class Trainer:
             loop.run(lambda: self.stop)
             stopping = self.stop
             last = stopping or self.epoch + 1 >= self.n_epochs
-            # Writing the parameters back takes as long as several updates, so only do it if something reads them.
+            # Writing the parameters back takes as long as several updates, so skip it unless the parameters are read.
             if last or self.callbacks or self.machine.hidden.gaussian:
                 loop.store()
             if self.batches_per_epoch is None or self.state.batch < self.batches_per_epoch:
@@ -350,24 +355,26 @@ class Trainer:
             loop.store()
 
     def _goes_on(self, stopping: bool) -> bool:
-        """Return whether another epoch follows.
+        """Return whether to run or complete another epoch.
 
-        A checkpoint of the last update of an epoch is resumed with the end of that epoch, even after a request to stop.
+        If training resumes from a checkpoint saved after the last update in an epoch, that epoch is completed even if a
+        stop was requested.
         """
         return self.epoch < self.n_epochs and (not stopping or self.state.batch == self.batches_per_epoch)
 
     def _begin_epoch(self) -> None:
         if self._optimizer_settings is not None and self.state.scheduled_epochs < self.epoch:
-            # Not at the end of the previous epoch: its checkpoint has the former learning rate.
+            # The scheduler steps here because the checkpoint for the previous epoch must store the old learning rate.
             self._optimizer_settings.step_scheduler(self.state)
         self.state.scheduled_epochs = self.epoch
         self._notify("on_epoch_begin")
 
     def _end_epoch(self) -> bool:
-        """Finish a complete epoch, and return whether training stops here."""
+        """Finish a complete epoch and return whether training stops."""
         self.state.epoch += 1
         self.state.batch = 0
-        self.state.exact = {}  # an epoch begins from the parameters themselves, which keeps its checkpoint small
+        # Epochs start from the rounded parameters, so checkpoints saved between epochs can be smaller.
+        self.state.exact = {}
         try:
             self.machine.check_bounded()
         except ValueError as error:
@@ -376,9 +383,10 @@ class Trainer:
         return self._any_process_stops()
 
     def _batches(self, source: Source) -> Iterator[Batch]:
-        """Yield the remaining batches of the current epoch.
+        """Yield the remaining batches in the current epoch.
 
-        If their number is unknown, processes without data get empty batches until no process has data.
+        If the number of batches is unknown, processes that run out of data yield empty batches until all processes have
+        run out of data.
         """
         order = self.order_rng.at_step(self.epoch)
         batches = source.batches(self.recipe.batch_size, order, start=self.state.batch)
@@ -404,10 +412,9 @@ class Trainer:
         Parameters
         ----------
         batch : Batch
-            This process's samples.
+            Samples for this process.
         weight : float
-            Weight of the gradient. A batch shorter than the others has a weight below 1, so that all samples count
-            equally.
+            Weight of the gradient. Smaller batches have weights below 1, so that all samples count equally.
         """
         backend = self._update_backend or ReferenceBackend(self.update_settings())
         share = self._share_of(batch)
@@ -417,7 +424,7 @@ class Trainer:
         self.state = backend.update(self.state, data, weight, share)
 
     def _share_of(self, batch: Batch) -> Share:
-        """Return this process's part of an update."""
+        """Return the share of an update that this process computes."""
         if self.world.size == 1:
             return WHOLE
         samples = len(batch) / max(1, batch.total)
@@ -428,14 +435,14 @@ class Trainer:
         return Share(samples, (own.stop - own.start) / n_chains, batch.first, own.start)
 
     def _synchronize(self, backend: UpdateBackend) -> None:
-        """Write everything that the backend keeps to the state, and continue as a resumed training run would."""
+        """Write the backend's data to the state and reload it, as resuming from a checkpoint would."""
         backend.store(self.state)
-        # With several processes, the exact form would have the chains of one process only.
+        # With several processes, the exact tensors would contain the chains for only one process.
         self.state.exact = backend.exact() if self.world.size == 1 else {}
         backend.load(self.state)
 
     def update_settings(self) -> UpdateSettings:
-        """Return everything that a backend needs to compute updates, apart from the state."""
+        """Return all settings that a backend requires to compute updates."""
         recipe = self.recipe
         if recipe.linear_decay and recipe.planned_updates is None and self.batches_per_epoch is not None:
             epochs = self.n_epochs if self.planned_epochs is None else self.planned_epochs
@@ -457,15 +464,15 @@ class Trainer:
     def prepare(
         self, data: Any, *, mask: Any = None, nan_is_missing: bool = False, initialize: bool | None = None
     ) -> Source:
-        """Prepare training on some data without training, and return the source of batches. `fit` does this first.
+        """Prepare for training and return the source of batches, without training. `fit` calls this method first.
 
-        The parameters are those of :meth:`fit`.
+        See :meth:`fit` for the parameters.
         """
         world = self.world
         size = self.recipe.batch_size
         with world.raise_together(ValueError, OSError, TypeError, MemoryError):
             if size < world.size:
-                raise ValueError(f"batch_size must be at least the number of processes, {world.size}, got {size}")
+                raise ValueError(f"batch_size must be at least the number of processes ({world.size}), got {size}")
             own = len(range(size)[world.part_of(size)])
             source = as_source(data, self.machine, mask=mask, nan_is_missing=nan_is_missing, batch_size=own)
             source.world = world
@@ -495,33 +502,33 @@ class Trainer:
             self._optimizer_settings.build(self.state, recipe)
 
     def restart_epoch(self) -> None:
-        """Let the next `fit` start at the beginning of an epoch, for instance because the data is new."""
+        """Make the next `fit` start at the beginning of an epoch, for example because the data has changed."""
         self.state.batch = 0
 
     # -- stopping ---------------------------------------------------------------------------------
 
     def _request_stop(self, interrupt: type[BaseException]) -> None:
-        """Stop after the current batch because of a signal."""
+        """Request a stop after the current batch because a signal arrived."""
         self.stop = True
         self._interrupt = interrupt
 
     def _any_process_stops(self) -> bool:
-        """Return whether training stops on any process. All processes must call this together."""
+        """Return whether any process requested a stop. All processes must call this method together."""
         terminated = self.interrupted and self._interrupt is Terminated
         stop, interrupted, terminated = self.world.any([self.stop, self.interrupted, terminated])
-        # A signal may have arrived on this process since the flags were read: keep its flags for the next call.
+        # A signal may have arrived in this process since the flags were read. Keep its flags for the next call.
         self.stop = self.stop or stop
         if interrupted and self._interrupt is None:
             self._interrupt = Terminated if terminated else KeyboardInterrupt
         return stop
 
     def raise_if_interrupted(self) -> None:
-        """Raise KeyboardInterrupt, or SystemExit with code 143, if Ctrl-C or SIGTERM has ended the last `fit`."""
+        """Raise KeyboardInterrupt or SystemExit (code 143) if Ctrl-C or SIGTERM stopped the most recent `fit`."""
         if self._interrupt is not None:
             raise self._interrupt
 
     def _notify(self, hook: str, **details: Any) -> None:
-        """Call a hook of all callbacks."""
+        """Call a hook on all callbacks."""
         for callback in self.callbacks:
             if self.world.is_main or not callback.main_process_only:
                 getattr(callback, hook)(self, **details)
@@ -530,20 +537,20 @@ class Trainer:
 
     @property
     def next_epoch(self) -> int:
-        """Number of finished epochs when the next `fit` begins, which may resume a checkpoint."""
+        """Number of completed epochs at the start of the next `fit`, which may resume from a checkpoint."""
         return self.epoch if self._to_restore is None else self._to_restore.epoch
 
     def save(self, folder: str | PathLike[str], keep: int = 2) -> Path:
-        """Write a checkpoint into `folder`, remove all checkpoints except the last `keep`, and return its path."""
+        """Write a checkpoint to `folder` and return its path. Only the `keep` most recent checkpoints are kept."""
         if self._to_restore is not None:
-            raise StorageError("this trainer resumes a checkpoint at its next fit: call fit before saving")
+            raise StorageError("the checkpoint to resume from has not been restored yet: call fit before save")
         return checkpoints.save(self.state, self._description(), folder, keep)
 
     def resume(self, folder: str | PathLike[str], *, force: bool = False) -> bool:
-        """Let the next `fit` resume the newest checkpoint in `folder`, and return whether there is one.
+        """Make the next `fit` resume from the most recent checkpoint in `folder`. Return False if there is none.
 
-        The number of epochs may differ from that of the checkpoint. If the recipe, the seed, the optimizer or the data
-        differ, this method or `fit` raises :class:`~mvrbm.errors.StorageError`, or warns with `force`.
+        The number of epochs may differ from the number in the checkpoint. If the recipe, seed, optimizer or data
+        differ, this method or `fit` raises :class:`~mvrbm.errors.StorageError`, or issues a warning if `force` is True.
         """
         with self.world.raise_together(StorageError):
             found = checkpoints.newest(folder) if self.world.is_main else None
@@ -553,12 +560,12 @@ class Trainer:
         return bool(chosen)
 
     def resume_from(self, path: Path, *, force: bool = False) -> None:
-        """Let the next `fit` resume one checkpoint; see :meth:`resume`."""
+        """Make the next `fit` resume from the checkpoint at `path`. See :meth:`resume`."""
         with self.world.raise_together(StorageError):
             self._to_restore = checkpoints.read(path, self.machine, self.requested_recipe, force=force)
 
     def _description(self) -> checkpoints.RunDescription:
-        """Return what checkpoints need to know about this training run."""
+        """Return a description of this training run for checkpoints."""
         return checkpoints.RunDescription(
             recipe=self.requested_recipe,
             seed=self.seed,
@@ -574,14 +581,17 @@ class Trainer:
 
 @register(CHECKPOINT)
 def load_checkpoint(folder: Path, config: dict[str, Any], device: str | torch.device) -> Trainer:
-    """Return a trainer that resumes a checkpoint, or the newest checkpoint in a folder, for :func:`mvrbm.load`."""
+    """Create a trainer that resumes from a checkpoint. Used by :func:`mvrbm.load`.
+
+    `folder` is a checkpoint, or a checkpoint folder, in which case the most recent checkpoint is used.
+    """
     path = folder if (folder / "trainer.json").is_file() else checkpoints.newest(folder)
     if path is None:
-        raise StorageError(f"{folder} holds no checkpoint")
+        raise StorageError(f"{folder} contains no checkpoints")
     plain = checkpoints.read_settings(path)
     known = {name: plain["settings"][name] for name in ("seed", "missing_steps") if plain["settings"].get(name)}
     trainer = Trainer(read_machine(path).to(resolve_device(device)), plain["recipe_asked"], **known)
     if plain.get("scheduler") is not None:
-        raise StorageError(f"{path} was made with a scheduler: build the same Trainer and call its resume method")
+        raise StorageError(f"{path} was saved with a scheduler: create the same Trainer and call its resume method")
     trainer.resume_from(path)
     return trainer

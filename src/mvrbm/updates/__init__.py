@@ -1,5 +1,5 @@
-"""Definition of one update: the recipe, the state it changes, the negative phase, the gradient and the step.
+"""Definition of one training update: the recipe, the training state, the negative phase, the gradient and the step.
 
-Nothing here loops over data, reads files or prints; :mod:`mvrbm.training` does. :mod:`mvrbm.backends` computes the same
-updates faster.
+The training loop, callbacks and checkpoints are in :mod:`mvrbm.training`. Faster implementations of the same updates
+are in :mod:`mvrbm.backends`.
 """

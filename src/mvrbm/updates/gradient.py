@@ -1,8 +1,8 @@
-"""The gradient of contrastive divergence, and its centered form.
+"""The contrastive divergence gradient and its centered form.
 
 Contrastive divergence is the gradient of ``mean F(data) - mean F(chain)``, with the chain held constant.
 :func:`contrast_by_autograd` differentiates this expression and is the reference. :func:`contrast` computes the same
-gradient from the layers' statistics, which is faster. The step that follows it is in :mod:`mvrbm.updates.step`.
+gradient from the layers' statistics, which is faster. The parameter update is in :mod:`mvrbm.updates.step`.
 """
 
 from collections.abc import Callable
@@ -14,23 +14,23 @@ from torch import Tensor
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import Layers
 
-#: Gradients by the parameters' names, as in `named_parameters`.
+#: Gradients, keyed by parameter name as in `named_parameters`.
 Gradient = dict[str, Tensor]
-#: Replaces a tensor by its sum over all processes.
+#: Function that replaces a tensor, in place, by its sum over all processes.
 Reduce = Callable[[Tensor], None]
 
 
 @dataclass(frozen=True)
 class Share:
-    """The part of an update that one process computes. By default, it is the whole update.
+    """Part of an update that one process computes. The default is the whole update.
 
     Parameters
     ----------
     data, chains : float
-        This process's fractions of all samples and of all chains.
+        Fractions of the samples and of the chains that this process handles.
     first_sample, first_chain : int
-        Positions of this process's first sample in the batch, and of its first chain among all chains. They determine
-        the random numbers, which therefore do not depend on the number of processes.
+        Index of this process's first sample in the batch, and index of its first chain among all chains. These indices
+        determine the random numbers, so results do not depend on the number of processes.
     """
 
     data: float = 1.0
@@ -39,12 +39,12 @@ class Share:
     first_chain: int = 0
 
 
-#: The whole update.
+#: Share of a process that computes the whole update.
 WHOLE = Share()
 
 
 def contrast_by_autograd(machine: BoltzmannMachine, data: Layers, chain: Layers, share: Share = WHOLE) -> Gradient:
-    """Return the gradient of mean F(data) - mean F(chain), or this process's part of it, by autograd."""
+    """Compute the gradient of mean F(data) - mean F(chain), or this process's share of the gradient, with autograd."""
     with torch.enable_grad():
         of_data, of_chain = machine.free_energy(data, check=False), machine.free_energy(chain, check=False)
         difference = _share(of_data, share.data) - _share(of_chain, share.chains)
@@ -54,7 +54,7 @@ def contrast_by_autograd(machine: BoltzmannMachine, data: Layers, chain: Layers,
 
 
 def _share(values: Tensor, share: float) -> Tensor:
-    """Return a fraction of the mean over samples, or 0 if there are no samples."""
+    """Return `share` times the mean over samples, or 0 if there are no samples."""
     mean = values.mean(0) if len(values) else values.sum(0)
     return mean if share == 1 else share * mean
 
@@ -67,7 +67,10 @@ def contrast(
     chain_field: Tensor,
     share: Share = WHOLE,
 ) -> Gradient:
-    """Return the gradient of mean F(data) - mean F(chain) for every learned parameter, from the layers' statistics."""
+    """Compute the gradient of mean F(data) - mean F(chain) from the layers' statistics.
+
+    The result contains all learned parameters.
+    """
     sides = [
         (states, field, weight / max(1, len(field)))
         for states, field, weight in ((data, data_field, share.data), (chain, chain_field, -share.chains))
@@ -75,41 +78,41 @@ def contrast(
     ]
     if not sides:
         return {name: torch.zeros_like(p) for name, p in machine.named_parameters() if p.requires_grad}
-    # The gradient is a weighted sum over samples. One sum covers both sides, with negative weights for the chain.
+    # The gradient is a weighted sum over samples. Chain samples have negative weights, so one sum covers both terms.
     weights = torch.cat([field.new_full((len(field),), weight) for _, field, weight in sides])
     field = torch.cat([field for _, field, _ in sides])
     seen = {name: torch.cat([states[name] for states, _, _ in sides]) for name in machine.layers}
     mean = machine.hidden.mean(field)
     gradient = machine.unit_gradient(seen, field, mean, weights)
     hidden = machine.hidden.statistic(mean)
-    # The statistics of couplings are averages over samples.
+    # Couplings average their statistics over samples, so the weights are multiplied by the number of samples.
     weighted = hidden * (len(hidden) * weights).reshape(-1, *[1] * (hidden.ndim - 1))
     for name, unit in machine.layers.items():
         for key, part in machine.links[name].statistics(unit.statistic(seen[name]), weighted).items():
-            gradient[f"couplings.{name}.{key}"] = part.contiguous()  # the ranks of a coupling may share memory
+            gradient[f"couplings.{name}.{key}"] = part.contiguous()  # gradients for different ranks may share memory
     return gradient
 
 
 class Centering:
     r"""Centered learning, with the interaction :math:`\langle T_h - \lambda, W (T - \mu)\rangle`.
 
-    It describes the same models as :math:`\langle T_h, W T\rangle`, with different biases. The centered gradient is
-    better conditioned, because a change of `W` no longer changes every mean.
+    Centering describes the same models as :math:`\langle T_h, W T\rangle`, with different biases. The centered gradient
+    is better conditioned, because a change in `W` no longer shifts every mean.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The machine.
+        Machine to train.
     center : mapping of str to Tensor
-        Offsets of the visible layers, each (1, *layer shape): the mean of the data, or zero for a layer that is not
-        centered.
+        Offset for each visible layer, of shape (1, *layer shape). The offset is the mean of the data, or zero if the
+        layer is not centered.
     follow_hidden : bool
-        Whether the offset of the hidden layer is a running mean over the data. Otherwise it is zero.
+        Whether to use a running mean over the data as the offset for the hidden layer. If False, the offset is zero.
     all_reduce : callable, optional
-        Replaces a tensor by its sum over all processes.
+        Function that replaces a tensor, in place, by its sum over all processes.
     """
 
-    # Decay of the running mean of the hidden layer per update.
+    # Decay rate, per update, for the running mean of the hidden layer.
     _DECAY = 0.99
 
     def __init__(
@@ -119,7 +122,7 @@ class Centering:
         self.follow_hidden = follow_hidden
         self._all_reduce = all_reduce
         self.center = {name: array.to(machine.like) for name, array in center.items()}
-        #: Running mean of T_h over the data, (1, *hidden shape). None before the first update.
+        #: Running mean of T_h over the data, of shape (1, *hidden shape), or None before the first update.
         self.hidden: Tensor | None = None
 
     def apply(
@@ -131,7 +134,7 @@ class Centering:
         chain_field: Tensor,
         share: Share = WHOLE,
     ) -> None:
-        """Convert the gradients of couplings and of statistics to the centered form, in place."""
+        """Convert the gradients for coupling and statistic parameters to the centered form, in place."""
         hidden = self.machine.hidden
         on_data = _share(hidden.statistic(hidden.mean(data_field)), share.data)[None]
         on_chain = _share(hidden.statistic(hidden.mean(chain_field)), share.chains)[None]
@@ -142,21 +145,21 @@ class Centering:
             seen, drawn = unit.statistic(data[name]), unit.statistic(chain[name])
             shift = _share(seen, share.data) - _share(drawn, share.chains)
             link = self.machine.links[name]
-            # <t h> - mu <h> - <t> lambda takes two products of single arrays instead of a batch of deviations.
+            # Expanding the product into <t h> - mu <h> - <t> lambda avoids computing deviations for the whole batch.
             by_hidden = link.statistics(offset, on_data - on_chain)
             by_visible = link.statistics(shift[None], self._offset())
             for key in by_hidden:
                 gradient[f"couplings.{name}.{key}"] -= by_hidden[key] + by_visible[key]
             if unit.learns_statistic:
-                # The hidden bias also compensates for changes of T.
+                # The hidden bias also compensates for changes in T.
                 towards = link.to_visible(on_data - on_chain)
                 for key, part in unit.statistic_gradient(self.center[name], towards).items():
                     gradient[f"visible.{name}.{key}"] -= part
 
     def advance(self, on_data: Tensor) -> Tensor:
-        """Update the running mean of the hidden layer, and return it.
+        """Update and return the running mean of the hidden layer.
 
-        `on_data` is this process's share of the mean over the data, (1, *hidden shape).
+        `on_data` is this process's share of the mean over the data, of shape (1, *hidden shape).
         """
         everywhere = on_data.clone()
         if self._all_reduce is not None:
@@ -166,12 +169,12 @@ class Centering:
         return self.hidden
 
     def fields(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the fields of the offsets on the hidden layer and on the visible layers, for the current `W`."""
+        """Return the fields that the offsets induce on the hidden layer and on each visible layer for this `W`."""
         towards = {name: link.to_visible(self._offset()) for name, link in self.machine.links.items()}
         return self.machine.hidden_field(self.center), towards
 
     def follow(self, before: tuple[Tensor, dict[str, Tensor]]) -> None:
-        """Adjust the biases to the change of the offsets' fields since `before`, which `fields` returned."""
+        """Adjust the biases to cancel the change in the offsets' fields since `before`, a result of `fields`."""
         hidden_after, visible_after = self.fields()
         self.machine.hidden.absorb((before[0] - hidden_after)[0])
         for name, unit in self.machine.layers.items():

@@ -77,7 +77,7 @@ def prepare_state(
 
 @torch.no_grad()
 def initialize(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments], rng: RandomSource) -> None:
-    """Initialize all parameters of the machine."""
+    """Initialize all parameters of the machine from the recipe and the moments of the data."""
     for name, unit in machine.layers.items():
         if recipe.bias_from_data:
             seen = moments[name]
@@ -112,7 +112,7 @@ def warn_of_constants(machine: BoltzmannMachine, moments: Mapping[str, Moments])
             some = ", ".join(shown) + (", ..." if len(places) > _NAMED else "")
             what = "all" if len(places) == constant.numel() else f"{len(places)} of {constant.numel()}"
             warnings.warn(
-                f"{what} entries in layer '{name}' are constant in the data ({some}): the model can only learn their "
+                f"{what} entries in layer '{name}' are constant in the data ({some}): the model can learn only their "
                 "values",
                 ConstantDataWarning,
                 stacklevel=2,

@@ -1,4 +1,4 @@
-"""Missing entries of training data, which the model draws given the known entries."""
+"""Imputation of missing entries in training data by sampling from the model, given the known entries."""
 
 import torch
 from torch import Tensor
@@ -12,32 +12,35 @@ from mvrbm.sampling import Fields, Layers, Masks, gibbs_step, keep_known
 def draw_missing(
     machine: BoltzmannMachine, batch: Batch, rng: RandomSource, steps: int, fields: Fields | None = None
 ) -> dict[str, Tensor]:
-    """Return a batch whose missing entries are drawn from the model, given the known entries.
+    """Return the batch with its missing entries sampled from the model, given the known entries.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The model.
+        Model to sample from.
     batch : Batch
-        The data.
+        Batch with masks of known entries. A batch without masks is returned unchanged.
     rng : RandomSource
-        Source of random numbers.
+        Random source for sampling.
     steps : int
         Number of Gibbs steps.
     fields : Fields, optional
-        Computes the fields of the machine faster.
+        Faster implementation of the machine's fields. If None, the machine computes its fields itself.
     """
     if not batch.known:
         return batch.visible
     masks = machine.as_masks(batch.known, batch.visible)
     for name in set(batch.visible) - set(batch.known):
-        # All entries of a layer without a mask are known.
+        # In a layer without a mask, all entries are known.
         masks[name] = torch.ones_like(batch.visible[name], dtype=torch.bool)
     return draw_unknown(fields or machine, batch.visible, masks, rng, steps)
 
 
 def draw_unknown(machine: Fields, data: Layers, masks: Masks, rng: RandomSource, steps: int) -> dict[str, Tensor]:
-    """Return data whose entries outside the masks, which may be NaN, are drawn from the model. Without checks."""
+    """Return the data with the unknown entries sampled from the model. The arguments are not validated.
+
+    Masks are True for known entries. Unknown entries may be NaN.
+    """
     drawn = {name: unit.sample(torch.zeros_like(data[name]), rng) for name, unit in machine.layers.items()}
     state = keep_known(data, drawn, masks)
     for _ in range(steps):

@@ -1,7 +1,8 @@
-"""Negative phases, which sample the model's side of the gradient: CD, persistent CD, and tempered persistent CD.
+"""Negative phases: sampling methods for the model term in the gradient.
 
-A negative phase holds settings only. The chains that it keeps between updates are a dictionary of tensors in
-:class:`~mvrbm.updates.state.TrainState`. To sample from a trained model, see :mod:`mvrbm.sampling`.
+Available methods are CD, persistent CD, and tempered persistent CD. A negative phase only stores settings. Persistent
+chains are stored in :class:`~mvrbm.updates.state.TrainState` as a dictionary of tensors. To sample from a trained
+model, see :mod:`mvrbm.sampling`.
 """
 
 from __future__ import annotations
@@ -21,49 +22,49 @@ from mvrbm.random.source import Position
 from mvrbm.sampling import Layers, Masks, ParallelTempering, draw_visible, gibbs_step
 from mvrbm.validation import whole_number
 
-#: Chains between updates, by the name of their layer.
+#: Chain states between updates, keyed by layer name.
 Chains = dict[str, Tensor]
 
-#: Entry of the chains that holds the swap parity of tempered chains. No layer can have a name with a dot.
+#: Key under which tempered chains store their swap parity. It contains a dot, so it cannot be the name of a layer.
 TURN = "exchange.turn"
 
 
 @dataclass(frozen=True)
 class NegativePhase(ABC):
-    """How the chains move at an update."""
+    """Base class for negative phases, which define how chains are sampled in each update."""
 
-    #: The axis of the arrays in `chains` that counts the chains.
+    #: Axis that indexes the chains in the arrays in `chains`.
     chain_axis: ClassVar[int] = 0
-    #: Whether a CUDA graph can record `draw`: all calls after the first launch the same kernels, and no call waits for
-    #: a value from the GPU.
+    #: Whether `draw` can be captured in a CUDA graph. This requires that all calls after the first launch the same
+    #: kernels, and that no call reads values back from the GPU.
     capturable: ClassVar[bool] = False
 
     @property
     def chain_shape(self) -> tuple[int, ...]:
-        """The leading axes of the arrays in `chains`. Empty if no chains are kept between updates."""
+        """Leading dimensions of the arrays in `chains`. Empty if the chains are not persistent."""
         return ()
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("n_chains", 1), ("n_temperatures", 2)):
             if name in {field.name for field in fields(self)}:
-                whole_number(getattr(self, name), f"{name} of {type(self).__name__}", least)
+                whole_number(getattr(self, name), f"{name} in {type(self).__name__}", least)
 
     @property
     def steps(self) -> int:
-        """Gibbs steps per update."""
+        """Number of Gibbs steps per update."""
         raise NotImplementedError
 
     @property
     def n_chains(self) -> int:
-        """Number of chains that are kept between updates, at each temperature. 0 if no chains are kept."""
+        """Number of persistent chains at each temperature, or 0 if the chains are not persistent."""
         return self.chain_shape[self.chain_axis] if self.chain_shape else 0
 
     def share(self, world: World) -> NegativePhase:
-        """Return the negative phase of one process among several, which advances its part of the chains."""
+        """Return the negative phase for this process, which advances its share of the chains."""
         return self
 
     def share_of_chains(self, chains: Chains, own: slice) -> Chains:
-        """Return the chains of one process, given the chains of all processes."""
+        """Select the chains that one process advances from the chains of all processes."""
         found = {}
         for name, chain in chains.items():
             if chain.ndim:
@@ -74,42 +75,42 @@ class NegativePhase(ABC):
         return found
 
     def turn(self, chains: Chains) -> int:
-        """Return the swap parity of the next `draw`: 0, or 1 at every second exchange of tempered chains."""
+        """Return the swap parity for the next `draw`, which alternates between 0 and 1. Always 0 without tempering."""
         return 0
 
     def pass_turn(self, chains: Chains) -> None:  # noqa: B027  (without exchanges there is no parity)
-        """Advance the swap parity after a graph replay, which repeats the work of `draw` but not its Python code."""
+        """Advance the swap parity after a graph replay, which runs the kernels from `draw` but no Python code."""
 
     def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
-        """Return the chains before the first update. Empty if no chains are kept between updates."""
+        """Return the initial states of the chains. Empty if the chains are not persistent."""
         return {}
 
     @abstractmethod
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        """Return visible states that represent the model, each (m, *layer shape).
+        """Sample visible states from the model, of shape (m, *layer shape) for each layer.
 
         Parameters
         ----------
         machine : BoltzmannMachine
-            The model.
+            Model to sample from.
         batch : mapping of str to Tensor
-            The data of this update, without missing entries.
+            Data for this update, without missing entries.
         masks : mapping of str to Tensor or None
-            Entries of the batch that are padding.
+            Masks of padding entries in the batch.
         field : Tensor (n, *hidden shape)
-            Hidden field of the batch.
+            Hidden field for the batch.
         rng : RandomSource
-            Source of random numbers.
+            Random source for sampling.
         chains : dict
-            The chains of the previous update, or of `start`. Changed in place.
+            Chains from the previous update, or from `start`. Updated in place.
         """
 
 
 @dataclass(frozen=True)
 class CD(NegativePhase):
-    """Contrastive divergence: at every update, chains of `steps` Gibbs steps start at the data."""
+    """Contrastive divergence. In each update, chains start at the data and run for `steps` Gibbs steps."""
 
     capturable: ClassVar[bool] = True
 
@@ -118,7 +119,7 @@ class CD(NegativePhase):
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        hidden = machine.hidden.sample(field, rng)  # the first half step reuses the field of the batch
+        hidden = machine.hidden.sample(field, rng)  # the first half step reuses the batch's field
         state = draw_visible(machine, machine.visible_fields(hidden), batch, rng, masks)
         for _ in range(self.steps - 1):
             state = gibbs_step(machine, state, rng, masks).visible
@@ -127,7 +128,7 @@ class CD(NegativePhase):
 
 @dataclass(frozen=True)
 class _Persistent(NegativePhase):
-    """Chains that start at the first batch and continue from update to update."""
+    """Base class for negative phases whose chains start at the first batch and persist between updates."""
 
     n_chains: int = 100
 
@@ -139,13 +140,16 @@ class _Persistent(NegativePhase):
         return replace(self, n_chains=len(self._chains_of(world)))
 
     def _chains_of(self, world: World) -> range:
-        """Return the numbers of the chains that a process advances."""
+        """Return the indices of the chains that this process advances."""
         if self.n_chains < world.size:
-            raise ValueError(f"n_chains must be at least the number of processes, {world.size}, got {self.n_chains}")
+            raise ValueError(f"n_chains must be at least the number of processes ({world.size}), got {self.n_chains}")
         return range(self.n_chains)[world.part_of(self.n_chains)]
 
     def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
-        """Start chain `c` at sample `c % n` of a batch of `n` samples, or at a draw from the biases without samples."""
+        """Initialize chain `c` to sample `c % n` in a batch of `n` samples.
+
+        If the batch is empty, sample the initial states from the biases alone.
+        """
         n = len(next(iter(batch.values())))
         if n:
             rows = torch.arange(self.n_chains) % n
@@ -156,7 +160,7 @@ class _Persistent(NegativePhase):
 
 @dataclass(frozen=True)
 class PCD(_Persistent):
-    """Persistent contrastive divergence: `n_chains` chains that continue from update to update."""
+    """Persistent contrastive divergence with `n_chains` chains, which continue from one update to the next."""
 
     capturable: ClassVar[bool] = True
 
@@ -176,7 +180,10 @@ class PCD(_Persistent):
 
 @dataclass(frozen=True)
 class TemperedPCD(_Persistent):
-    """Persistent chains at `n_temperatures` temperatures that exchange states. The coldest represent the model."""
+    """Persistent contrastive divergence with parallel tempering.
+
+    Chains at `n_temperatures` temperatures exchange states. The coldest chains represent the model.
+    """
 
     chain_axis: ClassVar[int] = 1
     capturable: ClassVar[bool] = True
@@ -195,11 +202,11 @@ class TemperedPCD(_Persistent):
         return _TemperedShare(len(chains), self.n_temperatures, self.steps, self.n_chains, chains.start)
 
     def turn(self, chains: Chains) -> int:
-        """Return which pairs of temperatures the next exchange begins with."""
+        """Return the swap parity, which selects the pairs of temperatures for the next exchange."""
         return int(chains[TURN]) if chains else 0
 
     def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
-        """Start the chains of all temperatures at the same states."""
+        """Initialize the chains at all temperatures to the same states."""
         states = super().start(machine, batch, rng)
         chains = {name: array.repeat(self.n_temperatures, *[1] * array.ndim) for name, array in states.items()}
         return {**chains, TURN: torch.tensor(0)}
@@ -223,10 +230,14 @@ class TemperedPCD(_Persistent):
 
 @dataclass(frozen=True)
 class _TemperedShare(TemperedPCD):
-    """Tempered chains of one process, with the random numbers that a single process would draw for these chains."""
+    """Share of the tempered chains for one process.
 
-    #: Number of chains of all processes, and the number of this process's first chain among them.
+    The chains use the same random numbers as in single-process training.
+    """
+
+    #: Total number of chains across all processes.
     n_chains_of_all: int = 0
+    #: Index of this process's first chain among all chains.
     first_chain: int = 0
 
     def draw(
@@ -237,24 +248,24 @@ class _TemperedShare(TemperedPCD):
 
 
 class _SharedNumbers(RandomSource):
-    """Draws the random numbers of the tempered chains of all processes, and returns those of one process."""
+    """Random source that draws numbers for all tempered chains but returns only the numbers for one process."""
 
     def __init__(self, numbers: RandomSource, share: _TemperedShare) -> None:
         super().__init__()
-        # The same seed, step and draw: only the rows differ.
+        # Copy the seed, step and draw. Only the rows differ.
         vars(self).update(vars(numbers.from_row(0)))
         self._share = share
 
     @property
     def position(self) -> Position:
-        """Not available: a process's chains are one range of rows per temperature, which no position describes."""
-        raise NotImplementedError("the rows of shared tempered chains are not consecutive: draw from the source itself")
+        """Not available, because a process's rows are not consecutive: there is one range of rows per temperature."""
+        raise NotImplementedError("rows for shared tempered chains are not consecutive: draw from the source itself")
 
     def _uniform(self, shape: tuple[int, ...], like: Tensor, draw: int) -> Tensor:
         return self._own(super()._uniform(self._shape_of_all(shape), like, draw), shape)
 
     def _by_rows(self, shape: Sequence[int]) -> bool:
-        """Return whether draws have one row per temperature and chain. Draws of exchanges are (pairs, chains)."""
+        """Return whether a draw has one row per temperature and chain. Exchange draws have shape (pairs, chains)."""
         return shape[0] == self._share.n_temperatures * self._share.n_chains
 
     def _shape_of_all(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -271,8 +282,8 @@ class _SharedNumbers(RandomSource):
 
 
 def _check_equal_lengths(machine: BoltzmannMachine, masks: Masks) -> None:
-    # A model of documents has one log Z per length: chains with other lengths than the batch would bias the gradient.
+    # A document model has one log Z per length. Chains with different lengths than the batch would bias the gradient.
     if any(unit.own_lengths for unit in machine.layers.values()):
-        raise ValueError("persistent chains keep their lengths, but documents differ in length: use CD instead")
+        raise ValueError("persistent chains have fixed lengths, but documents differ in length: use CD instead")
     if any(mask is not None and bool(mask.any()) for mask in masks.values()):
-        raise ValueError("persistent chains keep their lengths, but the data has rows of padding: use CD instead")
+        raise ValueError("persistent chains have fixed lengths, but the data contains padding rows: use CD instead")

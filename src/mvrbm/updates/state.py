@@ -1,7 +1,7 @@
-"""The state of a training run: everything that changes while it trains.
+"""State of a training run: everything that changes during training.
 
-The settings that stay the same are in :mod:`mvrbm.updates.recipe`. Backends (:mod:`mvrbm.backends`) update the state,
-callbacks read it, and checkpoints (:mod:`mvrbm.training.checkpoints`) save and restore it.
+The training settings, which do not change, are in :mod:`mvrbm.updates.recipe`. Backends (:mod:`mvrbm.backends`) update
+the state, callbacks read it, and checkpoints (:mod:`mvrbm.training.checkpoints`) save and restore it.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from mvrbm.random import RandomSource
 from mvrbm.updates.gradient import WHOLE, Centering, Share
 from mvrbm.updates.negative import Chains
 
-# Numbers of the first draws of an update that do not advance the chains. Each purpose has a separate range of draws.
+# First draw indices for random numbers that do not advance the chains. Each purpose uses a separate range of draws.
 DRAWS_OF_MISSING = 1 << 24
 _DRAWS_OF_STARTS = 2 << 24
 
@@ -27,32 +27,34 @@ class TrainState:
     Parameters
     ----------
     machine : BoltzmannMachine
-        The machine. Its parameters are part of the state.
+        Machine that is being trained. Its parameters are part of the state.
     rng : RandomSource
-        Source of random numbers. Update number `t` draws the numbers of step `t`, so the source itself never changes.
+        Random source for sampling. Update `t` uses the random numbers of step `t`, so the source itself never changes.
     momenta : dict of str to Tensor
-        Momentum of each learned parameter, under the parameter's name. Empty before the first update.
+        Momentum for each learned parameter, keyed by parameter name. Empty before the first update.
     chains : dict of str to Tensor
-        Persistent chains. Empty before the first update, and always for chains that start at the data.
+        Persistent chains. Empty before the first update, and always empty if the chains start at the data.
     centering : Centering, optional
-        Offsets of the centered layers.
+        Centering offsets. If None, no layer is centered.
     epoch : int
-        Number of finished epochs.
+        Number of completed epochs.
     batch : int
-        Number of finished batches of the current epoch.
+        Number of completed batches in the current epoch.
     update : int
-        Number of finished updates.
+        Number of completed updates.
     exact : dict of str to Tensor
-        Parameters, momenta and chains in the representation of a backend that stores them in rounded form. The backend
-        resumes from these tensors without rounding, unless the state has changed since.
+        Parameters, momenta and chains in the internal format of a backend, if writing them to the state rounds them.
+        The backend resumes from these tensors without rounding errors, unless the state has changed in the meantime.
     history : list of dict
-        Metrics that callbacks have logged.
+        Metrics logged by callbacks.
     scheduled_epochs : int
-        Number of epochs after which the scheduler has stepped.
+        Number of completed epochs for which the scheduler has stepped.
     learning_rate : float, optional
-        Initial learning rate: the recipe's, or the computed one. None before the first `fit`.
-    optimizer, scheduler : Optimizer, LRScheduler, optional
-        Built by the user's factories. Without them, steps follow the recipe.
+        Initial learning rate, either set in the recipe or computed from the data. None before the first `fit`.
+    optimizer : Optimizer, optional
+        Optimizer that replaces the recipe's update rule. If None, updates follow the recipe.
+    scheduler : LRScheduler, optional
+        Learning rate scheduler for `optimizer`.
     """
 
     machine: BoltzmannMachine
@@ -72,29 +74,29 @@ class TrainState:
 
     @property
     def learned(self) -> dict[str, Tensor]:
-        """The parameters that learn, by name."""
+        """Learned parameters, keyed by name."""
         return {name: p for name, p in self.machine.named_parameters() if p.requires_grad}
 
     def chain_numbers(self, share: Share = WHOLE) -> RandomSource:
-        """Return the random numbers that advance the chains at the next update."""
+        """Return the random source that advances the chains in the next update."""
         return self.rng.at_step(self.update, first_row=share.first_chain)
 
     def start_numbers(self, share: Share = WHOLE) -> RandomSource:
-        """Return the random numbers that start chains at the next update."""
+        """Return the random source that initializes the chains in the next update."""
         return self.rng.at_step(self.update, draw=_DRAWS_OF_STARTS, first_row=share.first_chain)
 
     def missing_numbers(self, share: Share = WHOLE) -> RandomSource:
-        """Return the random numbers that draw missing entries of the data at the next update."""
+        """Return the random source that samples missing entries in the next update."""
         return self.rng.at_step(self.update, draw=DRAWS_OF_MISSING, first_row=share.first_sample)
 
     def momentum_of(self, name: str, parameter: Tensor) -> Tensor:
-        """Return the momentum of a parameter, which starts at zero."""
+        """Return the momentum for a parameter. New momenta are initialized to zero."""
         if name not in self.momenta:
             self.momenta[name] = parameter.detach().new_zeros(parameter.shape)
         return self.momenta[name]
 
     def reset_momenta(self) -> None:
-        """Set all momenta to zero, in place, and forget the moments that an optimizer keeps."""
+        """Set all momenta to zero in place, and clear the optimizer state."""
         for momentum in self.momenta.values():
             momentum.zero_()
         if self.optimizer is not None:
@@ -102,5 +104,8 @@ class TrainState:
 
 
 def is_factor(name: str) -> bool:
-    """Return whether a parameter belongs to a coupling. Weight decay and the factors' learning rate apply to these."""
+    """Return whether a parameter belongs to a coupling.
+
+    Weight decay and the learning rate for factors apply only to such parameters.
+    """
     return name.startswith("couplings.")

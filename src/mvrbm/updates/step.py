@@ -1,7 +1,7 @@
 """The update rule: normalization, weight decay, momentum, learning rates, and checks for divergence.
 
-All backends in Python call these functions. The Triton kernels and the C code fuse the same rule, and tests compare
-them with it.
+Backends written in Python call these functions. The Triton kernels and the C code implement the same rule in fused
+form. Tests compare their results with these functions.
 """
 
 import itertools
@@ -23,19 +23,21 @@ from mvrbm.validation import all_finite
 #: A parameter, its momentum, and its learning rate.
 Move = tuple[Tensor, Tensor, float | Tensor]
 
-# Lower limit of gains, which keeps steps finite if all other factors are zero.
+# Lower limit on gains. It keeps steps finite if all other factors are zero.
 SMALLEST_GAIN = 1e-12
-# Largest entry of a factor, and largest product of the factors' largest entries, at the end of training. Larger ones
-# saturate every unit. Training can recover from larger values on the way.
+# The next two limits apply at the end of training, because training can recover from larger values. Beyond them, every
+# unit is saturated.
+# Maximum absolute value of an entry in a factor.
 LARGEST_FACTOR = 1e6
+# Maximum product of the largest absolute values in the factors of a coupling.
 LARGEST_WEIGHT = 1e7
 
 
 def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:
-    r"""Return the learning rates of factors and biases: :math:`\eta (1 - t / T) / \sqrt{1 + t / \text{rate\_decay}}`.
+    r"""Return the learning rates for factors and biases, :math:`\eta (1 - t / T) / \sqrt{1 + t / \text{rate\_decay}}`.
 
-    The number `t` of the update counts from 0. `T` is the number of planned updates of a recipe with linear decay, and
-    infinite for other recipes. For a tensor `update`, the rates are tensors, which a CUDA graph can compute.
+    The update index `t` starts at 0. `T` is the number of planned updates if the recipe uses linear decay, and infinity
+    otherwise. If `update` is a tensor, the rates are tensors too, so a CUDA graph can compute them.
     """
     rate = float(recipe.learning_rate or 0.0)
     bias_rate = recipe.bias_learning_rate or rate
@@ -49,32 +51,32 @@ def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] 
 
 
 def normalize(gradients: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Divide gradients by their gains in place, so that the learning rate is the step size of `W`."""
+    """Divide gradients by their gains in place, so that the learning rate applies to `W` rather than to its factors."""
     for gradient, gain in gradients:
         gradient.div_(gain)
 
 
 def safe_gain(gain: Tensor) -> Tensor:
-    """Return a gain with a lower limit, by which gradients can be divided."""
+    """Clamp a gain to a positive lower limit, so that gradients can be divided by it."""
     return gain.clamp(min=SMALLEST_GAIN)
 
 
 def gains_of(
     machine: BoltzmannMachine, gradient: Mapping[str, Tensor], powers: Mapping[str, Tensor] | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    r"""Return the gradients of a machine's parameters together with their gains.
+    r"""Return pairs of gradients and gains for a machine's parameters.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The machine, whose couplings and units define the gains.
+        Machine whose couplings and units define the gains.
     gradient : mapping of str to Tensor
-        Gradients by the parameters' names.
+        Gradients, keyed by parameter name.
     powers : mapping of str to Tensor, optional
-        Mean squares of the data's deviations :math:`T(x) - \mu`, for layers that learn their variance. The learning
-        rate is safe for powers of at most 1, as they usually are initially. When a learned variance becomes smaller
-        than that of the data, :math:`T(x) = x / s` grows, and the curvature along a row of `W` grows with its square.
-        The gains are therefore multiplied by powers above 1.
+        Mean squared deviation :math:`T(x) - \mu` of the data, for each layer that learns its variance. The learning
+        rate is safe if the powers are at most 1, which is usually true initially. When a learned variance becomes
+        smaller than the variance of the data, :math:`T(x) = x / s` grows, and the curvature along a row of `W` grows
+        with the square of :math:`T(x)`. Gains are therefore multiplied by powers that exceed 1.
     """
     powers = powers or {}
     found = {f"hidden.{key}": gain for key, gain in machine.hidden.gains().items()}
@@ -96,22 +98,22 @@ def step(
     moves: Iterable[Move],
     recipe: Recipe,
 ) -> None:
-    r"""Make one step of gradient descent with momentum, in place.
+    r"""Perform one step of gradient descent with momentum, in place.
 
     .. math:: g \leftarrow g + \lambda p \text{ (factors)}, \quad m \leftarrow \mu m + g, \quad p \leftarrow p - \eta m
 
     Parameters
     ----------
     gradients, momenta : list of Tensor
-        Normalized gradients, and the corresponding momenta.
+        Normalized gradients and the corresponding momenta.
     factors : iterable of (Tensor, Tensor)
-        Parameters of the couplings with their gradients. Weight decay applies only to these.
+        Coupling parameters and their gradients. Weight decay applies only to these parameters.
     moves : iterable of (Tensor, Tensor, float)
-        Parameters, momenta and learning rates. Tensors may be views, and several moves may change the same parameter.
-        For example, all flat parameters can move at the rate of the biases, and then the factors among them by the
-        difference between the two rates.
+        Parameters, momenta and learning rates. Tensors may be views, and several moves may update the same parameter.
+        For example, one move can update all parameters in a flat tensor with the learning rate for biases, and a second
+        move can then update the factors with the difference between the two learning rates.
     recipe : Recipe
-        Momentum and weight decay.
+        Training settings. Only the momentum and the weight decay are used.
     """
     factors = list(factors)
     if recipe.weight_decay and factors:
@@ -119,7 +121,7 @@ def step(
         torch._foreach_add_(parts, parameters, alpha=recipe.weight_decay)
     torch._foreach_mul_(momenta, recipe.momentum)
     torch._foreach_add_(momenta, gradients)
-    # One launch for consecutive moves with the same rate.
+    # Launch one kernel for consecutive moves with the same learning rate.
     for _, group in itertools.groupby(moves, key=lambda move: id(move[2])):
         parameters, followed, rates = zip(*group, strict=True)
         if isinstance(rates[0], Tensor):
@@ -130,25 +132,26 @@ def step(
 
 @one_thread()
 def balance(machine: BoltzmannMachine, recipe: Recipe) -> None:
-    """Rescale the factors of each coupling to equal norms, if the recipe asks for it. `W` does not change."""
+    """Rescale the factors of each coupling to equal norms if the recipe enables `balance`. `W` does not change."""
     if recipe.balance:
         for link in machine.links.values():
             link.balance()
 
 
 def fail(recipe: Recipe, update: int, what: str = "a parameter", rate: float | None = None) -> NoReturn:
-    """Raise DivergenceError because `what` is not finite after an update."""
+    """Raise DivergenceError to report that `what` is not finite after an update."""
     rate = recipe.learning_rate if rate is None else rate
     raise DivergenceError(
-        f"update {update}: {what} is not finite. Lower the learning rate (now {rate:g}), raise weight_decay, or use "
-        "the default recipe; start a new machine with fit(..., initialize=True); checkpoints written so far are good"
+        f"update {update}: {what} is not finite. Lower the learning rate (now {rate:g}), increase weight_decay, or "
+        "use the default recipe. To restart with new parameters, call fit(..., initialize=True) on a new trainer. "
+        "Checkpoints saved so far are valid"
     )
 
 
 def first_not_finite(state: TrainState, gradient: Mapping[str, Tensor] | None = None) -> str:
-    """Describe the first learned parameter, in the order of `named_parameters`, with an entry that is not finite.
+    """Describe the first learned parameter that contains a non-finite value, in the order of `named_parameters`.
 
-    If `gradient` is given and is not finite, describe the first parameter whose gradient is not finite instead.
+    If `gradient` contains non-finite values, describe the first non-finite gradient instead.
     """
     if gradient is not None:
         for name in state.learned:
@@ -161,25 +164,25 @@ def first_not_finite(state: TrainState, gradient: Mapping[str, Tensor] | None = 
 
 
 def check_size(machine: BoltzmannMachine, recipe: Recipe, update: int) -> None:
-    """Raise DivergenceError if the factors are so large that every unit is saturated."""
+    """Raise DivergenceError if the factors are so large that they saturate every unit."""
     for name, link in machine.links.items():
         sizes = sorted(float(p.detach().abs().max()) for p in link.parameters())
         if sizes[-1] > LARGEST_FACTOR or math.prod(sizes) > LARGEST_WEIGHT:
             raise DivergenceError(
-                f"update {update}: the coupling of layer '{name}' has factors of up to {sizes[-1]:.3g}, which saturate "
-                f"every unit. Lower the learning rate ({recipe.learning_rate:g}), or use the default recipe"
+                f"update {update}: the coupling for layer '{name}' has factors of up to {sizes[-1]:.3g}, which "
+                f"saturate every unit. Lower the learning rate ({recipe.learning_rate:g}) or use the default recipe"
             )
 
 
 def check_training_memory(machine: BoltzmannMachine, batch_size: int) -> None:
-    """Raise MemoryLimitError if the arrays that every backend needs do not fit into memory."""
+    """Raise MemoryLimitError if the arrays required by all backends do not fit in memory."""
     visible = sum(math.prod(unit.shape) for unit in machine.layers.values())
-    # Parameters, momenta and gradients, and the states and fields of a batch.
+    # Count parameters, momenta and gradients, and the visible states and fields for a batch.
     numbers = 3 * machine.n_parameters + 2 * batch_size * visible
     check_hidden_memory(machine.hidden.shape, batch_size, machine.like, numbers)
 
 
 def check_hidden_memory(shape: tuple[int, ...], batch_size: int, like: Tensor, more: int = 0) -> None:
-    """Raise MemoryLimitError if the states and fields of a hidden layer, and `more` numbers, do not fit into memory."""
+    """Raise MemoryLimitError if hidden states and fields for a batch, plus `more` numbers, do not fit in memory."""
     what = f"training a hidden layer of shape {shape} with batches of {batch_size}"
     check_memory(more + 2 * batch_size * math.prod(shape), what, like)

@@ -231,7 +231,7 @@ def test_large_fields_neither_overflow_nor_hang():
         factor.data.mul_(1e6)
     trainer = Trainer(machine, Recipe(learning_rate=0.01, balance=False))
     with pytest.raises(
-        DivergenceError, match=r"update 1: the coupling of layer 'visible' has factors of up to .*e\+06"
+        DivergenceError, match=r"update 1: the coupling for layer 'visible' has factors of up to .*e\+06"
     ):
         trainer.fit(np.random.default_rng(0).random((20, 6, 5)), 1)
     assert trainer.update == 1

@@ -1,7 +1,7 @@
-"""Checkpoints: saving training runs, and resuming them bit for bit.
+"""Checkpoints for saving training runs. Resumed runs give bit-identical results.
 
-`runs` saves and restores the state of a :class:`~mvrbm.training.Trainer`, `descents` that of a gradient descent by
-backpropagation (:mod:`mvrbm.training.backprop`), and `checks` validates what was read from either.
+`runs` saves and restores training with a :class:`~mvrbm.training.Trainer`. `descents` saves and restores gradient
+descent with backpropagation (:mod:`mvrbm.training.backprop`). `checks` validates the contents of both.
 """
 
 from mvrbm.training.checkpoints.descents import DescentCheckpoint, digest_of

@@ -1,4 +1,4 @@
-"""Validate values that were read from a checkpoint, and compare the stored training run with the current one."""
+"""Validation of checkpoint contents, and comparison of the stored training run with the current run."""
 
 import math
 import warnings
@@ -12,24 +12,25 @@ from torch import Tensor
 from mvrbm.errors import StorageError
 from mvrbm.validation import whole_number
 
-#: Errors that damaged or unexpected values raise while a checkpoint is read.
+#: Exceptions that damaged or unexpected values may cause while a checkpoint is read.
 VALUE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, OverflowError)
 
-# Types that JSON does not distinguish, or that a setting may have alternately.
+# Groups of types that are interchangeable, because JSON does not distinguish them or because a setting may have any of
+# them.
 _INTERCHANGEABLE: tuple[tuple[type, ...], ...] = ((int, float, Tensor, type(None)), (list, tuple))
-# Names of the two entries that describe the optimizer and the scheduler.
+# Names used in error messages for the two entries that describe the optimizer and the scheduler.
 _OPTIMIZATION = ("the optimizer", "the scheduler")
 
 
 def counter(value: Any, name: str, least: int = 0) -> int:
-    """Return an integer of at least `least`. Anything else, including text and floats, raises ValueError."""
+    """Return `value` if it is an integer of at least `least`. Otherwise, raise ValueError, even for integral floats."""
     if type(value) is not int:
         raise ValueError(f"{name} must be a whole number, got {value!r:.50}")
     return whole_number(value, name, least)
 
 
 def instance(value: Any, types: type | tuple[type, ...], name: str) -> Any:
-    """Return the value, or raise ValueError if it is not an instance of the types."""
+    """Return the value, or raise ValueError if it is not an instance of one of the types."""
     if not isinstance(value, types):
         names = [one.__name__ for one in (types if isinstance(types, tuple) else (types,))]
         raise ValueError(f"{name} must be {' or '.join(names)}, got {value!r:.50}")
@@ -37,14 +38,14 @@ def instance(value: Any, types: type | tuple[type, ...], name: str) -> Any:
 
 
 def instances(values: Any, types: type | tuple[type, ...], name: str) -> list[Any]:
-    """Return a list, or raise ValueError if an entry is not an instance of the types."""
-    return [instance(value, types, f"an entry of {name}") for value in instance(values, list, name)]
+    """Return the list, or raise ValueError if an entry is not an instance of one of the types."""
+    return [instance(value, types, f"an entry in {name}") for value in instance(values, list, name)]
 
 
 def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any], what: str) -> None:
-    """Raise ValueError unless stored settings have the names and types of the current ones."""
+    """Raise ValueError unless the stored settings have the same names and types as the current settings."""
     if set(stored) != set(current):
-        raise ValueError(f"{what} has {sorted(stored)}, expected {sorted(current)}")
+        raise ValueError(f"{what} has settings {sorted(stored)}, expected {sorted(current)}")
     for name, value in current.items():
         types = next((types for types in _INTERCHANGEABLE if isinstance(value, types)), (type(value),))
         found = instance(stored[name], types, f"{name} of {what}")
@@ -60,33 +61,33 @@ def check_tensors(
     Parameters
     ----------
     tensors : mapping of str to Tensor
-        The tensors.
+        Tensors to validate, keyed by name.
     shapes : mapping of str to shape or None
-        Expected shapes by name. None accepts any shape.
+        Expected shape for each name. None matches any shape.
     what : str
         Description of the tensors in error messages.
     complete : bool
         Whether all names must be present.
     """
     if set(tensors) - set(shapes) or (complete and set(shapes) - set(tensors)):
-        raise ValueError(f"{what} are of {sorted(tensors)}, expected {sorted(shapes)}")
+        raise ValueError(f"{what} are stored for {sorted(tensors)}, expected {sorted(shapes)}")
     for name, tensor in tensors.items():
         shape = shapes[name]
         if shape is not None and tuple(tensor.shape) != tuple(shape):
-            raise ValueError(f"{what} of '{name}' have shape {tuple(tensor.shape)}, expected {tuple(shape)}")
+            raise ValueError(f"{what} for '{name}' have shape {tuple(tensor.shape)}, expected {tuple(shape)}")
         if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{what} of '{name}' are not finite")
+            raise ValueError(f"{what} for '{name}' are not finite")
     return dict(tensors)
 
 
 def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with a prefix and a dot, without that prefix."""
+    """Return the tensors whose names start with the prefix and a dot. The prefix is removed from the names."""
     start = f"{prefix}."
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Describe the entries that differ between two training runs. None matches anything."""
+    """Describe the settings that differ between two training runs. None matches any value."""
     found = []
     for key in sorted({*stored, *current}):
         before = stored.get(key)
@@ -94,7 +95,7 @@ def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[s
         if before is None or now is None or before == now:
             continue
         if key == "data":
-            found.append("the data has other values")
+            found.append("the data has different values")
         elif key == "steps":
             parts = zip(_OPTIMIZATION, before, now, strict=False)
             found += [f"{part} is {new}, was {old}" for part, old, new in parts if old != new]
@@ -104,13 +105,13 @@ def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[s
 
 
 def require_same_run(found: list[str], path: Path, *, force: bool) -> None:
-    """Raise StorageError if there are differences between the stored and the current training run.
+    """Raise StorageError if `found` lists differences between the stored and the current training run.
 
-    With `force`, warn instead.
+    If `force` is True, issue a warning instead.
     """
     if not found:
         return
-    message = f"{path} is a checkpoint of another training run: {'; '.join(found)}"
+    message = f"{path} is a checkpoint from another training run: {'; '.join(found)}"
     if not force:
-        raise StorageError(f"{message} (--force, or force=True, resumes it anyway)")
-    warnings.warn(f"{message}; it is resumed anyway", UserWarning, stacklevel=2)
+        raise StorageError(f"{message} (use --force or force=True to resume anyway)")
+    warnings.warn(f"{message}. Training is resumed anyway", UserWarning, stacklevel=2)

@@ -1,6 +1,6 @@
-"""Checkpoints of gradient descent by backpropagation.
+"""Checkpoints for gradient descent with backpropagation.
 
-A folder holds `descent.json` and `descent.safetensors`, which are replaced together after every epoch.
+A checkpoint folder contains `descent.json` and `descent.safetensors`. Both files are replaced after every epoch.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from mvrbm.training.checkpoints.checks import (
 
 _PLAIN = "descent.json"
 _TENSORS = "descent.safetensors"
-# Prefix of the states of random generators, which version 0.2 stored.
+# Name prefix for the random generator states stored by version 0.2.
 _FORMER_GENERATORS = "source."
 
 
 @dataclass(frozen=True)
 class DescentCheckpoint:
-    """The folder that stores a descent, and what identifies the descent.
+    """Checkpoint for gradient descent, stored in one folder.
 
     Parameters
     ----------
     folder : Path
-        The folder.
+        Folder that contains the checkpoint.
     identity : mapping
-        JSON values that distinguish this descent from others: its settings, and a hash of the data.
+        JSON-serializable values that identify the training run: its settings and a hash of the data.
     force : bool
-        Whether to resume a descent with another identity, with a warning.
+        Whether to resume from a checkpoint with a different identity. If True, a warning is issued.
     """
 
     folder: Path
@@ -53,16 +53,16 @@ class DescentCheckpoint:
     force: bool = False
 
     def save(self, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Replace the stored descent by these JSON values and tensors."""
+        """Save JSON-serializable values and tensors, replacing any existing checkpoint."""
         with replace_folder(self.folder, _is_descent) as staging:
             content = json.dumps({**plain, "identity": self.identity}) + "\n"
             (staging / _PLAIN).write_text(content, encoding="utf-8")
             write_tensors(dict(tensors), staging / _TENSORS)
 
     def load(self, shapes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """Return the stored JSON values and tensors, None if nothing is stored.
+        """Return the stored JSON values and tensors, or None if there is no checkpoint.
 
-        `shapes` maps the name of every possible tensor to its shape, or to None for any shape.
+        `shapes` maps the name of each tensor that may be stored to its expected shape, or to None to allow any shape.
         """
         if not (self.folder / _PLAIN).exists():
             return None
@@ -76,17 +76,17 @@ class DescentCheckpoint:
 
     @contextlib.contextmanager
     def damage_as_storage_error(self) -> Iterator[None]:
-        """Convert the errors that damaged values raise to StorageError."""
+        """Convert errors caused by damaged values to StorageError."""
         try:
             yield
         except StorageError:
             raise
         except VALUE_ERRORS as error:
-            raise StorageError(f"{self.folder} does not hold this descent: {error}") from error
+            raise StorageError(f"{self.folder} does not contain a checkpoint for this training run: {error}") from error
 
 
 def _check(plain: Mapping[str, Any]) -> None:
-    """Raise an error for JSON values that no descent has written."""
+    """Raise an error if the JSON values cannot have been written by :meth:`DescentCheckpoint.save`."""
     for name in ("epoch", "update", "best_epoch"):
         counter(plain[name], name)
     instance(plain["identity"], dict, "identity")
@@ -95,7 +95,7 @@ def _check(plain: Mapping[str, Any]) -> None:
 
 
 def digest_of(*tensors: Tensor) -> str:
-    """Return a hash of the values of tensors."""
+    """Return a hash of the values in the tensors."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(tensor.detach().cpu().contiguous().numpy().data)

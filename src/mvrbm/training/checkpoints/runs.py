@@ -1,8 +1,8 @@
-"""Save the state of a training run, and restore it.
+"""Save and restore the state of a training run.
 
-A folder of checkpoints holds one folder per checkpoint, such as `update-000001000`. Each contains a model folder
-(`config.json` and `model.safetensors`) together with `trainer.json` and `trainer.safetensors`. A checkpoint is written
-under a temporary name and then renamed, so every folder with a checkpoint's name is complete.
+A checkpoint folder contains one subfolder per checkpoint, such as `update-000001000`. Each subfolder contains a saved
+model (`config.json` and `model.safetensors`) as well as `trainer.json` and `trainer.safetensors`. Checkpoints are
+written under a temporary name and then renamed, so every subfolder named `update-*` is complete.
 """
 
 from __future__ import annotations
@@ -49,42 +49,42 @@ from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState, is_factor
 
 _NAME = re.compile(r"update-(\d{9,})")
-# Prefix of the temporary names of checkpoints that are being written or removed.
+# Prefix for temporary names of checkpoints that are being written or removed.
 _STAGING = ".writing-"
 _PLAIN = "trainer.json"
 _TENSORS = "trainer.safetensors"
-# Key under which a Counter is stored, because the keys of JSON objects are text.
+# Key that marks a stored Counter. Counters are stored as lists because keys in JSON objects must be strings.
 _COUNTER = "(counter)"
-# Stored instead of the class of an optimizer if the recipe defines the update rule.
+# Name stored instead of an optimizer class if updates follow the recipe.
 _RECIPE_RULE = "recipe"
-# Prefix of the offsets in versions 0.1 and 0.2.
+# Name prefix for centering offsets in versions 0.1 and 0.2.
 _FORMER_CENTER = "centre"
 
 
 @dataclass(frozen=True)
 class RunDescription:
-    """Everything about a training run that a checkpoint needs in addition to its state.
+    """Description of a training run, which checkpoints store or compare in addition to the training state.
 
     Parameters
     ----------
     recipe : Recipe
-        The recipe as the user gave it, possibly without a learning rate.
+        Recipe as passed by the user. It may not specify a learning rate.
     seed : int, optional
-        Seed of the run, None if the user did not choose one.
+        Random seed, or None if the user did not choose one.
     missing_steps : int
-        Number of Gibbs steps that draw missing entries.
+        Number of Gibbs steps used to sample missing entries.
     optimization : list of str, optional
-        Description of the optimizer and the scheduler.
+        Descriptions of the optimizer and the scheduler. If None, updates follow the recipe.
     source : Source, optional
-        The data, None before the first `fit`.
+        Data source, or None before the first `fit`.
     same_data : bool
-        Whether every epoch sees the same data. Otherwise a hash of the data does not identify the run.
+        Whether every epoch uses the same data. If False, the hash of the data is not compared.
     batches_per_epoch : int, optional
-        Number of batches per epoch, None if it is unknown.
+        Number of batches per epoch, or None if unknown.
     callbacks : sequence of Callback
-        The callbacks, which have states of their own.
+        Callbacks whose states are saved and restored.
     world : World
-        The processes that share the run.
+        Processes that take part in the training run.
     """
 
     recipe: Recipe
@@ -98,13 +98,13 @@ class RunDescription:
     world: World
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON values that distinguish this training run from others. All processes must call this together."""
+        """Return JSON values that identify this training run. All processes must call this method together."""
         found = {"seed": self.seed, "missing_steps": self.missing_steps, "steps": self.optimization}
         if self.source is None:
             return found
         digest = self.source.digest if self.same_data else None
         if digest is not None and not self.source.common:
-            # Every process has hashed its part of the data.
+            # Each process has hashed only its own part of the data.
             parts = self.world.gather(torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8))
             digest = hashlib.sha256(b"".join(bytes(part.tolist()) for part in parts)).hexdigest()
         return found | {"n_samples": self.source.n_samples, "data": digest}
@@ -114,12 +114,12 @@ class RunDescription:
 
 
 def newest(folder: str | os.PathLike[str]) -> Path | None:
-    """Return the newest checkpoint in a folder of checkpoints, None if there is none."""
+    """Return the path to the most recent checkpoint in a checkpoint folder, or None if there are no checkpoints."""
     return next(reversed(_all_in(Path(folder))), None)
 
 
 def _all_in(home: Path) -> list[Path]:
-    """Return the checkpoints in a folder, oldest first."""
+    """Return the paths to all checkpoints in a folder, oldest first."""
     if not home.is_dir():
         return []
     found = [path for path in home.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
@@ -130,9 +130,10 @@ def _all_in(home: Path) -> list[Path]:
 
 
 def save(state: TrainState, run: RunDescription, folder: str | os.PathLike[str], keep: int) -> Path:
-    """Write a checkpoint into a folder of checkpoints, remove all except the last `keep`, and return its path.
+    """Write a checkpoint to a checkpoint folder and return its path.
 
-    All processes must call this together. The main process writes.
+    Only the `keep` most recent checkpoints are kept. All processes must call this function together. Only the main
+    process writes files.
     """
     target = Path(folder) / f"update-{state.update:09d}"
     tensors = _tensors_of(state, run)
@@ -163,7 +164,7 @@ def _write(
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         for old in _all_in(home)[:-keep]:
-            # Renamed first, so that a folder with a checkpoint's name is complete at any time.
+            # Rename the folder before deleting it, so that every folder named `update-*` is complete at all times.
             doomed = old.rename(home / f"{_STAGING}{old.name}")
             shutil.rmtree(doomed, ignore_errors=True)
     except (OSError, SafetensorError) as error:
@@ -177,7 +178,7 @@ def _tensors_of(state: TrainState, run: RunDescription) -> dict[str, Tensor]:
         "momenta": state.momenta,
     }
     if run.world.size == 1:
-        # With several processes, the exact form has the chains of one process only.
+        # With several processes, the exact tensors contain the chains for only one process.
         groups["exact"] = state.exact
     if state.optimizer is not None:
         for index, entries in state.optimizer.state_dict()["state"].items():
@@ -193,7 +194,7 @@ def _tensors_of(state: TrainState, run: RunDescription) -> dict[str, Tensor]:
 
 
 def _chains_of_all(state: TrainState, negative: NegativePhase, world: World) -> dict[str, Tensor]:
-    """Return the chains of all processes. All processes must call this together."""
+    """Gather the chains from all processes. All processes must call this function together."""
     found = dict(state.chains)
     axis = negative.chain_axis
     for name, chain in state.chains.items():
@@ -222,7 +223,7 @@ def _plain_of(state: TrainState, run: RunDescription) -> dict[str, Any]:
 
 
 def _plain_optimizer(optimizer: Optimizer | None) -> dict[str, Any]:
-    """Return the parts of an optimizer's state that are not tensors."""
+    """Return all values in the optimizer state that are not tensors."""
     if optimizer is None:
         return {"kind": _RECIPE_RULE, "scalars": {}, "groups": []}
     content = optimizer.state_dict()
@@ -235,7 +236,7 @@ def _plain_optimizer(optimizer: Optimizer | None) -> dict[str, Any]:
 
 
 def _to_json(value: Any) -> Any:
-    """Convert the state of a scheduler to JSON values. Schedulers keep milestones in counters."""
+    """Convert a scheduler state to JSON values. Some schedulers store milestones in a Counter."""
     if isinstance(value, Counter):
         return {_COUNTER: list(value.items())}
     if isinstance(value, dict):
@@ -244,7 +245,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _from_json(value: Any) -> Any:
-    """Undo :func:`_to_json`."""
+    """Convert the result of :func:`_to_json` back to a scheduler state."""
     if isinstance(value, dict):
         if _COUNTER in value:
             return Counter(dict(value[_COUNTER]))
@@ -256,7 +257,7 @@ def _from_json(value: Any) -> Any:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read and check `trainer.json`. The entry `recipe_asked` becomes a :class:`Recipe`."""
+    """Read and validate `trainer.json`. The entry `recipe_asked` is converted to a :class:`Recipe`."""
     plain = saving.read_json(path / _PLAIN, largest=None)  # the history has no size limit
     try:
         return _checked(plain)
@@ -266,7 +267,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _checked(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of `trainer.json`, or raise an error for values that no training run has written."""
+    """Return the validated content of `trainer.json`, or raise an error for invalid values."""
     for name in ("epoch", "batch", "update", "scheduled"):
         counter(plain[name], name)
     counter(plain["processes"], "processes", 1)
@@ -274,11 +275,11 @@ def _checked(plain: Mapping[str, Any]) -> dict[str, Any]:
     if per_epoch is not None and plain["batch"] > counter(per_epoch, "batches_per_epoch", 1):
         raise ValueError(f"batch is {plain['batch']}, but an epoch has {per_epoch} batches")
     if plain["scheduled"] > plain["epoch"]:
-        raise ValueError(f"scheduled is {plain['scheduled']}, but only {plain['epoch']} epochs are done")
+        raise ValueError(f"scheduled is {plain['scheduled']}, but only {plain['epoch']} epochs are complete")
     for row in instances(plain["history"], dict, "history"):
-        instances(list(row.values()), (int, float), "a row of history")
+        instances(list(row.values()), (int, float), "a row in history")
     for entry in instances(plain["callbacks"], dict, "callbacks"):
-        instance(entry["state"], dict, "the state of a callback")
+        instance(entry["state"], dict, "a callback state")
     optimizer = instance(plain["optimizer"], dict, "optimizer")
     instance(optimizer["scalars"], dict, "scalars")
     instances(optimizer["groups"], dict, "groups")
@@ -293,25 +294,29 @@ def _checked(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path, machine: BoltzmannMachine, recipe: Recipe, *, force: bool = False) -> StoredRun:
-    """Read a checkpoint, and set the machine's parameters to the stored ones.
+    """Read a checkpoint and load the stored parameters into the machine.
 
     Parameters
     ----------
     path : Path
-        Folder of the checkpoint.
+        Path to the checkpoint.
     machine : BoltzmannMachine
-        A machine with the layers and couplings of the stored one. Otherwise StorageError is raised.
+        Machine to load the parameters into. If its layers or couplings differ from the stored machine, StorageError is
+        raised.
     recipe : Recipe
-        The recipe that the user gave. A difference from the stored recipe, except in `n_epochs`, raises StorageError.
+        Recipe as passed by the user. If it differs from the stored recipe in any setting except `n_epochs`,
+        StorageError is raised.
     force : bool
-        Whether to accept a checkpoint of another training run with a warning.
+        Whether to issue a warning instead of raising StorageError if the checkpoint is from another training run.
     """
     plain = read_settings(path)
     tensors = saving.read_tensors(path / _TENSORS)
     config = saving.read_config(path)
     current = saving.machine_config(machine)
     if different := [key for key, value in current.items() if config.get(key) != json.loads(json.dumps(value))]:
-        raise StorageError(f"{path} is a checkpoint of another machine: its {', '.join(different)} differ")
+        raise StorageError(
+            f"{path} is a checkpoint for another machine, with different settings for {', '.join(different)}"
+        )
     stored = StoredRun(plain, tensors, path, force)
     stored.require_same_recipe(recipe)
     machine.load_state_dict(saving.read_machine(path).state_dict())
@@ -320,7 +325,7 @@ def read(path: Path, machine: BoltzmannMachine, recipe: Recipe, *, force: bool =
 
 @dataclass(frozen=True)
 class StoredRun:
-    """The content of a checkpoint, to be restored when the data of the run is known."""
+    """Content of a checkpoint. It is restored when `fit` receives the training data."""
 
     plain: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -329,11 +334,14 @@ class StoredRun:
 
     @property
     def epoch(self) -> int:
-        """Number of epochs that were finished when the checkpoint was saved."""
+        """Number of completed epochs when the checkpoint was saved."""
         return int(self.plain["epoch"])
 
     def require_same_recipe(self, recipe: Recipe) -> None:
-        """Raise StorageError, or warn with `force`, if the stored recipe differs in more than the number of epochs."""
+        """Raise StorageError if the stored recipe differs in any setting except the number of epochs.
+
+        If `force` is True, issue a warning instead.
+        """
         before = self.plain["recipe_asked"].config()
         now = recipe.config()
         changed = sorted(key for key in {*before, *now} - {"n_epochs"} if before.get(key) != now.get(key))
@@ -341,10 +349,11 @@ class StoredRun:
         require_same_run(found, self.path, force=self.force)
 
     def restore(self, state: TrainState, run: RunDescription) -> None:
-        """Set a state, and the states of the callbacks, to the stored ones.
+        """Restore the training state and the callback states.
 
-        All processes must call this together. A checkpoint of another training run raises StorageError, or a warning
-        with `force`. Training resumes at the beginning of the epoch if the source cannot resume within an epoch.
+        All processes must call this method together. If the checkpoint is from another training run, StorageError is
+        raised, or a warning is issued if `force` is True. If the data source cannot resume within an epoch, training
+        resumes at the beginning of the epoch.
         """
         same_processes = bool(self.plain["processes"] == run.world.size)
         common = run.source is None or run.source.common
@@ -359,7 +368,7 @@ class StoredRun:
             except VALUE_ERRORS as error:
                 if isinstance(error, StorageError):
                     raise
-                raise StorageError(f"{self.path} does not fit this trainer: {error}") from error
+                raise StorageError(f"{self.path} does not match this trainer: {error}") from error
         epoch_is_done = self.plain["batch"] > 0 and self.plain["batch"] == self.plain.get("batches_per_epoch")
         if epoch_is_done and run.batches_per_epoch is not None:
             state.batch = run.batches_per_epoch
@@ -373,7 +382,7 @@ class StoredRun:
         self._restore_steps(state)
         self._restore_centering(state)
         exact = tensors_under("exact", self.tensors) if run.world.size == 1 else {}
-        state.exact = check_tensors(exact, dict.fromkeys(exact), "exact numbers")
+        state.exact = check_tensors(exact, dict.fromkeys(exact), "exact tensors")
         self._restore_callbacks(run.callbacks)
 
     def _restore_counters(self, state: TrainState, run: RunDescription) -> None:
@@ -387,12 +396,12 @@ class StoredRun:
             state.learning_rate = plain["recipe"]["learning_rate"]
 
     def _restore_chains(self, state: TrainState, run: RunDescription) -> None:
-        """Restore this process's part of the chains. There are no chains before the first update."""
+        """Restore this process's share of the chains. Checkpoints saved before the first update contain no chains."""
         negative = run.recipe.negative
         chains = tensors_under("chains", self.tensors)
         turn = chains.pop(TURN, None)
         if turn is not None and not (turn.shape == () and int(turn) in (0, 1)):
-            raise ValueError("the turn of exchanges must be 0 or 1")
+            raise ValueError("the swap parity must be 0 or 1")
         shapes = {}
         if negative.chain_shape:
             layers = state.machine.layers.items()
@@ -406,7 +415,7 @@ class StoredRun:
             state.chains[TURN] = turn.clone()
 
     def _restore_steps(self, state: TrainState) -> None:
-        """Restore the momenta, or the optimizer and the scheduler."""
+        """Restore the momenta, or the optimizer and scheduler if an optimizer is used."""
         plain = self.plain["optimizer"]
         if state.optimizer is None:
             # Version 0.1, which wrote `n_iter`, stored its own update rule as an SGD optimizer.
@@ -424,7 +433,7 @@ class StoredRun:
             state.optimizer._opt_called = state.update > 0  # type: ignore[attr-defined]
 
     def _momenta_of_version_0_1(self, state: TrainState) -> dict[str, Tensor]:
-        """Return the momenta that version 0.1 stored as the state of an optimizer, with the factors first."""
+        """Return momenta stored by version 0.1, which saved them as an optimizer state with the factors first."""
         learned = state.learned
         names = [name for name in learned if is_factor(name)] + [name for name in learned if not is_factor(name)]
         found = {name: self.tensors.get(f"optimizer.{index}.momentum_buffer") for index, name in enumerate(names)}
@@ -443,7 +452,7 @@ class StoredRun:
         state.centering.hidden = hidden["hidden_offset"].to(like) if hidden else None
 
     def _restore_callbacks(self, callbacks: Sequence[Callback]) -> None:
-        """Restore the callbacks that were stored. Some may be new, and some may be gone."""
+        """Restore callback states. New callbacks keep their initial state. Unused stored states are ignored."""
         remaining = list(self.plain["callbacks"])
         for callback in callbacks:
             stored = next((entry for entry in remaining if entry["kind"] == type(callback).__name__), None)
@@ -460,7 +469,7 @@ def _restore_optimizer(optimizer: Optimizer, plain: Mapping[str, Any], tensors: 
     for name, tensor in tensors.items():
         index, key = name.split(".", 1)
         if tensor.shape not in ((), shapes[int(index)]):
-            raise ValueError(f"{key} of the optimizer has shape {tuple(tensor.shape)}, expected {shapes[int(index)]}")
+            raise ValueError(f"{key} in the optimizer has shape {tuple(tensor.shape)}, expected {shapes[int(index)]}")
         state.setdefault(int(index), {})[key] = tensor
     current = optimizer.state_dict()["param_groups"]
     groups = [{**stored, "params": now["params"]} for stored, now in zip(plain["groups"], current, strict=True)]
