@@ -1,4 +1,4 @@
-"""Progress line on the terminal for commands that take long."""
+"""Terminal progress line for long-running commands."""
 
 import contextlib
 import sys
