@@ -1,4 +1,4 @@
-"""Learned variances in the flat form, where a Gaussian layer is measured in standard deviations."""
+"""Learned variances in flat form, where the states of a Gaussian layer are in units of its standard deviation."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from mvrbm.devices import one_thread
 
 
 class FlatVariances:
-    """Gradients of log-variances, and the change of units that follows a step."""
+    """Gradients for log-variances, and the change of units after each step."""
 
     def __init__(self, arrays: FlatArrays) -> None:
         self._arrays = arrays
@@ -34,7 +34,7 @@ class FlatVariances:
 
     @one_thread()
     def powers(self, batch: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-        """Return this process's part of the mean squared state of each layer that learns its variances."""
+        """Return this process's contribution to the mean squared state, for each layer with learned variances."""
         found = {}
         for number in self._numbers:
             layer = self._arrays.layers[number]
@@ -44,7 +44,7 @@ class FlatVariances:
 
     @one_thread()
     def rescale(self, chains: list[Tensor] | None) -> None:
-        """Convert biases, their momenta and persistent chains to the units of the new variances."""
+        """Convert biases, bias momenta and persistent chains to the units given by the new variances."""
         packing = self._arrays.packing
         for number in self._numbers:
             layer = self._arrays.layers[number]
