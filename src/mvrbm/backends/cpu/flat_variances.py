@@ -21,11 +21,11 @@ class FlatVariances:
         return bool(self._numbers)
 
     def finish_gradients(self) -> None:
-        r"""Compute the gradients of log-variances from the sums that a backend has left in their place.
+        r"""Compute the gradients for log-variances from the sums that a backend has written in their place.
 
-        A backend leaves :math:`\sum w t (f - t)` over all samples, where `w` are the weights of samples in the gradient
-        of a bias, `t` are states, and `f` are fields without bias. The gradient is
-        :math:`-\tfrac12 \sum w \{t f - (t - b)^2\}`, and the sum of all weights is zero.
+        A backend writes :math:`\sum w t (f - t)`, summed over all samples. Here `w` is the weight of a sample in the
+        gradient for a bias, `t` is a state, and `f` is a field without the bias. The gradient is
+        :math:`-\tfrac12 \sum w \{t f - (t - b)^2\}`, and the weights sum to zero.
         """
         for number in self._numbers:
             layer = self._arrays.layers[number]

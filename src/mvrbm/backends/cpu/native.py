@@ -124,7 +124,7 @@ class NativeBackend(FlatBackend):
         job.key, job.update, job.first_draw, job.first_row = rng.position
         normal = [self._normal_numbers(rng, number, layout) for number, layout in enumerate(drawn)]
         if job.filling:
-            # `normal` has an entry for the hidden layer in every step, but the first step does not sample the hidden layer.
+            # `normal` has an entry for the hidden layer in every step, although the first step does not sample it.
             normal.insert(0, None)
         addresses = (None if numbers is None else numbers.data_ptr() for numbers in normal)
         job.normal = (ctypes.c_void_p * len(normal))(*addresses)

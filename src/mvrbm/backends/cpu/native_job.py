@@ -59,7 +59,7 @@ class Job(ctypes.Structure):
 
 @functools.cache
 def has_fields_of(code: ModuleType) -> bool:
-    """Return whether the structures in the compiled code have the same sizes and field offsets as those defined here."""
+    """Return whether the structures in the compiled code match the sizes and field offsets defined here."""
     for structure, size, fields in ((Layer, code.layer_size, code.layer_fields), (Job, code.job_size, code.job_fields)):
         offsets = tuple((field[0], getattr(structure, field[0]).offset) for field in structure._fields_)
         if ctypes.sizeof(structure) != size or offsets != fields:
