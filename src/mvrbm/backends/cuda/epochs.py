@@ -147,7 +147,7 @@ class KernelBackend(EpochBackend):
 
     @abstractmethod
     def changing(self) -> tuple[Tensor, ...]:
-        """Return all buffers that an update modifies."""
+        """Return the buffers that carry state from one update to the next."""
 
     @abstractmethod
     def clear_gradients(self) -> None:
