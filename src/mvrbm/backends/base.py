@@ -86,7 +86,7 @@ class UpdateSettings:
         if self.every_batch:
             return "a callback needs every batch"
         if self.n_processes > 1:
-            return "several processes share it"
+            return "several processes share each update"
         return None
 
 

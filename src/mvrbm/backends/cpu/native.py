@@ -152,10 +152,10 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | Non
     if code is None:
         return "there is no compiled code of this version"
     if not has_fields_of(code):
-        return "the compiled code is of another version: install the package again"
+        return "the compiled code is of another version: reinstall the package"
     dtype = state.machine.like.dtype
     if dtype != torch.float32:
-        return f"its numbers are {dtype}, not torch.float32"
+        return f"its parameters are {dtype}, not torch.float32"
     return gemm.unsupported_reason(settings, state) or _slower_reason(settings, state, int(code.PAD))
 
 

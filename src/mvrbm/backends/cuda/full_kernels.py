@@ -1,15 +1,15 @@
 r"""Triton kernels for updates with couplings expanded to full matrices, using batched products.
 
-A coupling of rank R requires R products of small matrices per sample. For large R, a single product with the full matrix
-:math:`W` is faster. The gradients for the factors follow from its gradient :math:`G`:
+A coupling of rank R requires R products of small matrices per sample. For large R, a single product with the full
+matrix :math:`W` is faster. The gradients for the factors follow from its gradient :math:`G`:
 :math:`\partial U_r = \sum_{lj} G_{kl,ij} V_r^{lj}` and :math:`\partial V_r = \sum_{ki} G_{kl,ij} U_r^{ki}`.
 
 Layers are in units of their statistic (for Gaussian layers, x / s with the initial scale s). All visible layers are
 columns of one array of shape (rows, VISIBLE). Each layer starts at a multiple of the tile width. Padding is zero,
-except for the last column, which contains ones. Hidden means have a one after the last unit. The products for the gradient
-therefore contain the sums required for the biases. `W` has shape (HIDDEN, VISIBLE) and is padded with zeros, as are the
-rows of states after the data and the chains. Each line of a layer has an even number of columns, so that pairs of
-columns, which share a random counter, are always in the same line.
+except for the last column, which contains ones. Hidden means have a one after the last unit. The products for the
+gradient therefore contain the sums required for the biases. `W` has shape (HIDDEN, VISIBLE) and is padded with zeros,
+as are the rows of states after the data and the chains. Each line of a layer has an even number of columns, so that
+pairs of columns, which share a random counter, are always in the same line.
 
 The flat parameters of a model are the parameters of all couplings, the padded visible bias, the padded hidden bias, and
 the padded log-variances if a layer learns them. They are followed by scratch memory for the gradient `G` of each

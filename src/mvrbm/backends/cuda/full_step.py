@@ -72,8 +72,8 @@ def build(
     If `STEP`, every program performs the step for the parameters that it requires. The first program that requires a
     parameter writes the result to `new_weights` and `new_momenta`, and sets `cleared` (the next gradient) to zero.
     Other programs still read the old values. The norms of the new factors are written to `new_gains`. The next batch
-    has number `batch` and `n_next` samples. If `n_next` is zero, there is no next batch. The kernel also resets the sums
-    over hidden means and chains to zero.
+    has number `batch` and `n_next` samples. If `n_next` is zero, there is no next batch. The kernel also resets the
+    sums over hidden means and chains to zero.
     """
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
     weight += model * HIDDEN * VISIBLE

@@ -6,9 +6,9 @@ single launch. `stacked_step` supports ranks 2 to 8, and a label in addition to 
 
 Each model's parameters are one flat array, which contains the factors U (R, K, I) and V (R, L, J) and the bias (I, J)
 for each visible layer, followed by the hidden bias (K, L). Consecutive models are `STRIDE` elements apart. Layers are
-in *units of their statistic around the offset*
-(Gaussian: :math:`x / s - \mu`; Bernoulli: the values), in which every kind of unit has mean :math:`g(b + f)` with g the
-logistic function or the identity; see :mod:`mvrbm.backends.layout`.
+in *units of their statistic around the offset* (for Gaussian units, :math:`x / s - \mu`; for Bernoulli units, the
+values). In these units, the mean of every layer is :math:`g(b + f)`, where g is the logistic function or the identity
+(see :mod:`mvrbm.backends.layout`).
 
 A launch processes batch number `batch` of an epoch. `PDL` is described in :mod:`mvrbm.backends.cuda.overlap`.
 
@@ -295,7 +295,10 @@ def stacked_step(
     BYTE_SCALE: tl.constexpr, NORMALIZED: tl.constexpr, PRECISION: tl.constexpr,
     HALVES: tl.constexpr, EDGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient for a batch. Program (p, s) takes `SAMPLES` samples of model s. The last ones compute gains."""
+    """Compute the gradient for one batch.
+
+    Program (p, s) processes `SAMPLES` samples of model s. The last programs compute gains.
+    """
     program, model = tl.program_id(0), tl.program_id(1)
     ROWS: tl.constexpr = CHAINS if PERSISTENT else N
     MOST: tl.constexpr = N if N > ROWS else ROWS

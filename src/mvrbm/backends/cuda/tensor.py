@@ -161,7 +161,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Sour
     if len(layout.layers) > 1 or not 3 <= len(layer.factors) <= 6:
         return "it does not have a single layer of order 3 to 6"
     if layer.kind == "categorical" or layer.learns_variance:
-        return "its visible units are neither Bernoulli nor Gaussian ones of fixed variances"
+        return "its visible units are neither Bernoulli units nor Gaussian units with fixed variances"
     if state.centering is not None and state.centering.follow_hidden:
         return "the hidden layer is centered"
     if max(max(shape[1:]) for shape in layer.factors) > _WIDEST_FACTOR or best_groups(layout) is None:

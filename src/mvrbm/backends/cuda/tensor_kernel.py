@@ -261,8 +261,9 @@ def tensor_step(
     BYTE_SCALE: tl.constexpr, NORMALIZED: tl.constexpr, TERMS: tl.constexpr,
     PRECISION: tl.constexpr, EXACT: tl.constexpr, HALVES: tl.constexpr, EDGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient for one batch. Program (i, s) processes sample i of model s. The last ones compute gains.
+    """Compute the gradient for one batch.
 
+    Program (i, s) processes sample i of model s. The last programs compute gains.
     A, B and C are the groups, and `VISIBLE` is the size of the visible layer.
     """
     i, model = tl.program_id(0), tl.program_id(1)
