@@ -1,7 +1,8 @@
 """Backends compute updates. `reference` defines the update, and tests compare all other backends with it.
 
-`base` is the interface of a backend, and `choose` selects the fastest backend for a machine, its recipe and its data.
-`reference` computes updates of every machine on every device, and `graph` replays it as a CUDA graph. `cpu` contains
-matrix products of whole batches and the C code, and `cuda` contains Triton kernels. `layout` describes parameters as
-one flat vector, and `packing` converts them. No backend depends on the trainer.
+`base` defines the backend interface, and `choose` selects the fastest backend for a given machine, recipe and dataset.
+`reference` supports every machine on every device, and `graph` replays the reference updates as CUDA graphs. `cpu`
+contains a backend based on batched matrix products and a backend written in C. `cuda` contains Triton kernels. `layout`
+describes how parameters are stored in one flat vector, and `packing` converts them to this form and back. No backend
+depends on the trainer.
 """

@@ -1,16 +1,16 @@
-"""The interface of a backend: the settings of the updates that it computes, and the methods that a trainer calls.
+"""The backend interface: update settings and the methods that a trainer calls.
 
-**Divergence.** All backends follow one rule if an update makes a parameter infinite or NaN. They raise
-:class:`~mvrbm.errors.DivergenceError` and leave the state with
+**Divergence.** All backends behave the same way if an update makes a parameter infinite or NaN. They raise
+:class:`~mvrbm.errors.DivergenceError` and leave the state as follows:
 
-- the parameters from before the failed update. Backends that check for divergence only every few thousand updates
-  return to the parameters of their last check.
-- momenta of zero, because the momenta of the failed update may not be finite either. Optimizers forget their moments.
-- `state.update`, the number of updates that led to these parameters.
+- The parameters are restored to their values before the failed update. Backends that check for divergence only every
+  few thousand updates restore the parameters from their last check.
+- The momenta are set to zero, because they may not be finite after the failed update. Optimizers discard their moments.
+- `state.update` is the number of updates that led to the restored parameters.
 
 The message names the first parameter, in the order of `named_parameters`, that is not finite after the failed update.
-Backends that see the gradient of every update name the first parameter whose gradient is not finite, if there is one.
-Backends that train several machines together do not raise: `store` returns which of them diverged.
+Backends that see the gradient of every update name the first parameter with a non-finite gradient, if there is one.
+Backends that train several machines together do not raise an error. Instead, `store` reports which machines diverged.
 """
 
 from abc import ABC, abstractmethod
@@ -33,28 +33,28 @@ from mvrbm.updates.state import TrainState
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """The settings of the updates of a training run.
+    """Update settings for a training run.
 
     Parameters
     ----------
     recipe : Recipe
-        The recipe, with a learning rate.
+        The training recipe, including a learning rate.
     negative : NegativePhase
-        The negative phase, with the chains of this process.
+        The negative phase for the chains of this process.
     reference : bool
-        Whether gradients are computed by autograd.
+        Whether to compute gradients with autograd.
     optimizer : Optimizer, optional
-        An optimizer that makes the steps. By default, steps follow the recipe.
+        The optimizer that updates the parameters. If None, the recipe's update rule is used.
     all_reduce : callable
-        Replaces a tensor by its sum over all processes.
+        Function that replaces a tensor with its sum over all processes.
     n_processes : int
-        Number of processes that share every update.
+        Number of processes that share each update.
     gather : callable
-        Returns a tensor of every process, in the order of their ranks.
+        Function that gathers a tensor from all processes and returns a list ordered by rank.
     every_batch : bool
-        Whether a callback needs the state after every batch.
+        Whether a callback requires the state after every batch.
     missing_steps : int
-        Number of Gibbs steps that draw missing entries.
+        Number of Gibbs steps used to sample missing entries. Default: 5.
     """
 
     recipe: Recipe
@@ -68,7 +68,7 @@ class UpdateSettings:
     gather: Callable[[Tensor], list[Tensor]] = World().gather
 
     def sum_over_processes(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by their sums over all processes, in one message."""
+        """Replace each tensor with its sum over all processes, using a single all-reduce."""
         if self.n_processes == 1:
             return
         message = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -77,24 +77,24 @@ class UpdateSettings:
             tensor.copy_(total.view(tensor.shape))
 
     def whole_epochs_unsupported_reason(self, source: Source, *, masked: bool = False) -> str | None:
-        """Return why no backend can compute whole epochs of this run, or None if one can.
+        """Return why this training run cannot be computed in whole epochs, or None if it can.
 
-        `masked` says whether the backend in question can draw missing entries.
+        `masked` indicates whether the backend in question can sample missing entries.
         """
         if not (source.with_masks[0] if masked else source.whole):
             return "its data is not a plain array" + ("" if masked else " without missing entries")
         if self.every_batch:
             return "a callback needs every batch"
         if self.n_processes > 1:
-            return "several processes share it"
+            return "several processes share each update"
         return None
 
 
 def start_chains(settings: UpdateSettings, state: TrainState, batch: Layers, share: Share = WHOLE) -> bool:
-    """Start the persistent chains if the run needs some and has none, and return whether they were started.
+    """Initialize the persistent chains if they are required but do not exist yet, and return whether this was done.
 
-    They start at the samples of all processes, so that the number of processes makes no difference. `batch` has the
-    samples of this process, without missing entries.
+    The chains are initialized from the samples of all processes, so the result does not depend on the number of
+    processes. `batch` contains the samples of this process, without missing entries.
     """
     negative = settings.recipe.negative
     if state.chains or not negative.chain_shape:
@@ -107,9 +107,9 @@ def start_chains(settings: UpdateSettings, state: TrainState, batch: Layers, sha
 
 
 class UpdateBackend(ABC):
-    """Computes updates one by one: takes a state and a batch, and returns the state after the update.
+    """Base class for backends that compute one update at a time.
 
-    Between updates, a backend may keep parameters, momenta and chains in another form. `store` writes them to the
+    Between updates, a backend may keep parameters, momenta and chains in its own format. `store` writes them to the
     state, and `load` reads them from the state.
     """
 
@@ -118,16 +118,16 @@ class UpdateBackend(ABC):
 
     @torch.no_grad()
     def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
-        """Make one update, which changes the state in place, and return the state.
+        """Perform one update in place and return the state.
 
         Parameters
         ----------
         state : TrainState
             The state before the update.
         batch : mapping of str to Tensor
-            Samples of every visible layer, each (n, *layer shape), without missing entries.
+            Samples for each visible layer, of shape (n, *layer shape), without missing entries.
         weight : float
-            Factor of the gradient, below 1 for a batch that is shorter than the others.
+            Factor by which the gradient is multiplied. It is less than 1 for a batch that is smaller than the others.
         share : Share
             The part of the update that this process computes.
         """
@@ -137,63 +137,65 @@ class UpdateBackend(ABC):
 
     @abstractmethod
     def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
-        """Make one update, as `update` does, from a state whose persistent chains have started."""
+        """Perform one update, like `update`, on a state whose persistent chains are already initialized."""
 
     def draw_missing(self, state: TrainState, batch: Batch, steps: int, share: Share = WHOLE) -> Layers:
-        """Return a batch whose missing entries are drawn from the model in `steps` Gibbs steps."""
+        """Fill in the missing entries of a batch by sampling from the model with `steps` Gibbs steps."""
         return draw_missing(self.store(state).machine, batch, state.missing_numbers(share), steps)
 
     def store(self, state: TrainState) -> TrainState:
-        """Write parameters, momenta and chains to the state, and return it."""
+        """Write parameters, momenta and chains to the state, and return the state."""
         return state
 
     def exact(self) -> dict[str, Tensor]:
-        """Return copies of all arrays that `store` rounds, by name. `load` continues from them without rounding."""
+        """Return copies of all arrays that `store` rounds, by name, so that `load` can resume without rounding."""
         return {}
 
     def load(self, state: TrainState) -> None:  # noqa: B027  (optional to override)
-        """Continue from a state, which a callback may have changed."""
+        """Load a state, for example after a callback has modified it."""
 
 
 class EpochBackend(ABC):
-    """Computes whole epochs over data that it keeps on the device, for one state or several states at once."""
+    """Base class for backends that compute whole epochs on data stored on the device, for one or more states."""
 
     #: Number of samples per epoch.
     n_samples: int
 
     @abstractmethod
     def epoch(self, states: Sequence[TrainState], orders: Tensor, stopped: Callable[[], bool]) -> int:
-        """Make the updates of the rest of an epoch, which change the states in place, and return their number.
+        """Perform the remaining updates of an epoch in place and return the number of updates.
 
         Parameters
         ----------
         states : sequence of TrainState
-            The states. Each continues at its own batch of the epoch.
+            The states. Each state resumes the epoch at its own `batch`.
         orders : Tensor (states, n_samples)
             Order of the samples for each state.
         stopped : callable
-            Returns whether to stop. A backend that makes many updates at once may ask only once per epoch.
+            Function that returns whether to stop. A backend that performs many updates at once may call it only once
+            per epoch.
         """
 
     def continues_with(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> bool:
-        """Continue from other states with other data and return True, or return False if that needs a new backend.
+        """Switch to other states and data if possible, and return whether this succeeded.
 
-        A backend that continues reuses its compiled kernels and captured graphs.
+        A backend that can be reused keeps its compiled kernels and captured graphs. If this method returns False, a new
+        backend is required.
         """
         return False
 
     @abstractmethod
     def store(self, states: Sequence[TrainState]) -> list[bool]:
-        """Write parameters, momenta and chains to the states, and return for each state whether it diverged."""
+        """Write parameters, momenta and chains to the states, and return whether each state diverged."""
 
     @abstractmethod
     def load(self, states: Sequence[TrainState]) -> None:
-        """Continue from states, which a callback may have changed."""
+        """Load states, for example after a callback has modified them."""
 
     def balance(self, states: Sequence[TrainState]) -> None:
-        """Rescale the factors of each coupling to equal norms where the backend keeps them, without storing them."""
+        """Rescale the factors of each coupling to equal norms, in the backend's own copy of the parameters."""
         for state in states:
             for link in state.machine.links.values():
                 link.balance()

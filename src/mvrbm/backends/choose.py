@@ -1,8 +1,9 @@
-"""The table of backends, and the rule that chooses among them.
+"""Table of backends and selection of the fastest one for a training run.
 
 Every backend computes the same updates. `BACKENDS` lists them in order of preference, each with a function that returns
-why it cannot compute a training run. :func:`choose_backend` takes the first backend that can. The one exception to the
-order is a measured rule between `per_sample` and `full_matrix`, which can both compute many machines.
+the reason why the backend does not support a training run. :func:`choose_backend` selects the first backend that
+supports the run. The only exception concerns `per_sample` and `full_matrix`, which both support many machines: a rule
+based on benchmarks decides between them.
 """
 
 from __future__ import annotations
@@ -42,15 +43,16 @@ Builder = Callable[[Sequence[UpdateSettings], Sequence[TrainState], Sequence[Sou
 class BackendChoice:
     """A backend that :func:`choose_backend` can choose."""
 
-    #: What the backend is for, in one line.
+    #: One-line summary of what the backend supports.
     summary: str
-    #: Returns why the backend cannot compute a training run, None if it can.
+    #: Function that returns why the backend does not support a training run, or None if it does.
     unsupported_reason: Callable[[UpdateSettings, TrainState, Source], str | None]
-    #: Builds the backend for settings, states and sources of one or several machines, and a number of threads.
+    #: Function that builds the backend from the settings, states and sources of one or more machines and the number of
+    #: threads.
     build: Builder
-    #: Whether the backend can train several machines of the same shapes together.
+    #: Whether the backend can train several machines with the same shapes together.
     trains_groups: bool = False
-    #: Whether PyTorch computes the products, so that the threads of PyTorch matter on a CPU.
+    #: Whether the backend computes matrix products with PyTorch, and therefore uses PyTorch's threads on a CPU.
     uses_torch_threads: bool = True
 
 
@@ -111,26 +113,26 @@ def choose_backend(
     *,
     name: str = "auto",
 ) -> Backend:
-    """Build the backend that :func:`choose_entry` chooses, with a number of threads for backends on the CPU."""
+    """Build the backend selected by :func:`choose_entry`. `threads` applies to CPU backends only."""
     return choose_entry(settings, states, sources, name=name).build(settings, states, sources, threads)
 
 
 def choose_entry(
     settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source], *, name: str = "auto"
 ) -> BackendChoice:
-    """Choose a backend for a training run, or for the training runs of several machines of the same shapes.
+    """Select a backend for training one machine, or several machines with the same shapes together.
 
     Parameters
     ----------
     settings, states, sources : sequences
-        Settings, state and data of each machine.
+        Settings, state and data source for each machine.
     name : str
-        Name in `BACKENDS`, or ``"auto"`` for the fastest backend that can compute the training run.
+        A key of `BACKENDS`, or ``"auto"`` for the fastest backend that supports the training run.
 
     Raises
     ------
     ValueError
-        If the named backend cannot compute the training run, or if no backend can train the machines together.
+        If the named backend does not support the training run, or cannot train several machines together.
     """
     models = len(settings)
     chosen = check_name(name)
@@ -145,28 +147,28 @@ def choose_entry(
 
 
 def check_name(name: str) -> str:
-    """Return the name of a backend, or ``"auto"``. Raises ValueError for other names."""
+    """Return `name` if it is ``"auto"`` or the name of a backend, and raise ValueError otherwise."""
     return choice(name, "backend", ("auto", *BACKENDS))
 
 
 def kernel_backend(
     settings: UpdateSettings, state: TrainState, source: Source, models: int, *, name: str = "auto"
 ) -> str | None:
-    """Return the name of the backend that trains machines of the same shapes together, None if there is none.
+    """Return the name of the backend for training several machines with the same shapes together, or None.
 
-    `name` is the backend that the user has requested, as in :func:`choose_entry`.
+    `name` is the backend requested by the user, as in :func:`choose_entry`.
     """
     chosen = _fastest(settings, state, source, models) if name == "auto" else name
     return chosen if BACKENDS[chosen].trains_groups else None
 
 
 def unsupported_reasons(settings: UpdateSettings, state: TrainState, source: Source) -> dict[str, str | None]:
-    """Return why each backend cannot compute a training run, None if it can, by name."""
+    """For each backend, return why it does not support a training run, or None if it does."""
     return {name: each.unsupported_reason(settings, state, source) for name, each in BACKENDS.items()}
 
 
 def _fastest(settings: UpdateSettings, state: TrainState, source: Source, models: int) -> str:
-    """Return the name of the fastest backend that can compute the training runs of some machines."""
+    """Return the name of the fastest backend that supports training `models` machines."""
     reasons = unsupported_reasons(settings, state, source)
     supported = [name for name, reason in reasons.items() if reason is None]
     if supported[:2] == ["per_sample", "full_matrix"]:

@@ -1,4 +1,4 @@
-"""Machines whose small couplings are formed as full matrices, for backends where launches cost more than products."""
+"""Machines with small couplings expanded to full matrices, for backends where kernel launches dominate the runtime."""
 
 import math
 
@@ -8,23 +8,23 @@ from mvrbm.couplings import Coupling, Dense
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.updates.gradient import Gradient
 
-# Multiplications that tensor cores compute in the time of a few launches.
+# Number of multiplications that tensor cores complete in the time of a few kernel launches.
 _FREE_PRODUCTS = 2**29
-# Entries of W up to which reading and writing it takes less time than a launch.
+# Maximum number of entries in W for which reading and writing W takes less time than a kernel launch.
 _SMALL = 2**20
-# Entries of W up to which it fits the memory of any GPU.
+# Maximum number of entries in W for which W fits into the memory of any GPU.
 _LARGEST = 2**26
 
 
 class FormedMachine:
-    """A machine with the same units and chains as `original`, in which `W` is a full matrix where that is faster.
+    """A copy of a machine that shares its units, and in which couplings are full matrices where that is faster.
 
     Parameters
     ----------
     original : BoltzmannMachine
-        The machine that learns.
+        The machine to be trained.
     n : int
-        Number of samples of a typical product.
+        Number of samples in a typical product.
     """
 
     def __init__(self, original: BoltzmannMachine, n: int) -> None:
@@ -40,12 +40,12 @@ class FormedMachine:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Form the matrices from the current factors."""
+        """Recompute the full matrices from the current factors."""
         for link, matrix in self._formed.values():
             matrix.dense().copy_(link.dense())
 
     def pull_back(self, gradient: Gradient) -> Gradient:
-        """Convert the gradient of this machine's parameters to the gradient of the original machine's parameters."""
+        """Convert the gradient for this machine's parameters to the gradient for the original machine's parameters."""
         found = dict(gradient)
         for name, (link, matrix) in self._formed.items():
             of_matrix = found.pop(f"couplings.{name}.weight").view_as(matrix.dense())
@@ -55,7 +55,7 @@ class FormedMachine:
 
 
 def worth_forming(link: Coupling, n: int) -> bool:
-    """Return whether products of `n` samples with a coupling are faster with its full matrix."""
+    """Return whether multiplying `n` samples by a coupling is faster with the full matrix."""
     if link.is_full:
         return False
     entries = math.prod(link.hidden_shape) * math.prod(link.visible_shape)

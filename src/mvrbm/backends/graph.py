@@ -1,9 +1,9 @@
-"""The backend for every machine on a GPU: the updates of :mod:`mvrbm.backends.reference`, replayed as CUDA graphs.
+"""Backend for every machine on a GPU, which replays the updates of :mod:`mvrbm.backends.reference` as CUDA graphs.
 
-An update of small arrays is dozens of launches, and launching takes most of the time. Here an update is captured once
-and replayed: the data, the order of an epoch, the position in it and the number of the update all stay on the device.
-Small couplings are formed as full matrices (:mod:`mvrbm.backends.formed`), and products of float32 use tensor cores
-(TF32).
+For small arrays, an update consists of dozens of kernel launches, which take most of the time. This backend captures an
+update once and replays it. The data, the sample order, the position in the epoch and the update number all stay on the
+device. Small couplings are expanded to full matrices (:mod:`mvrbm.backends.formed`), and float32 matrix products use
+tensor cores (TF32).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from mvrbm.updates.step import fail, gains_of, normalize
 if TYPE_CHECKING:
     from mvrbm.backends.cuda.graph_step import FusedStep
 
-# Updates between two checks for divergence. A check reads a number back, which waits for the GPU.
+# Number of updates between two checks for divergence. A check copies a value to the host, which synchronizes the GPU.
 _UPDATES_UNCHECKED = 2000
 
-#: The kind of an update: batch size and turn of the chains. Updates of one kind launch the same work.
+#: The kind of an update: batch size and chain turn. Updates of the same kind launch the same kernels.
 Kind = tuple[int, int]
 
 
 class _DeviceBatches:
-    """The data on a device, the order of an epoch, and the position in it, which graphs advance."""
+    """Training data on the device, with the sample order and the position in the epoch, which graphs advance."""
 
     def __init__(self, source: Source, batch_size: int, device: torch.device) -> None:
         n_samples = int(source.n_samples or 0)
@@ -54,16 +54,16 @@ class _DeviceBatches:
         self._within = torch.arange(batch_size, device=device)
 
     def masks(self, source: Source) -> dict[str, Tensor]:
-        """Return masks that are True where the data is known, one per layer. Empty if no entry is missing.
+        """Return a mask for each layer that is True where the data is known, or no masks if no entries are missing.
 
-        Layers without missing entries have a mask of a single number, which applies to all their entries.
+        The mask for a layer without missing entries is a scalar, which applies to all entries.
         """
         known = masks_of(source)
         everything = torch.ones((), dtype=torch.bool)
         return {name: known.get(name, everything).to(array.device) for name, array in self.data.items() if known}
 
     def replace(self, source: Source) -> bool:
-        """Copy other data into the same memory, and return True, or return False if shapes or dtypes differ."""
+        """Replace the data in place and return True, or return False if the shapes or dtypes differ."""
         masks = self.masks(source)
         data = {name: torch.as_tensor(array) for name, array in source.with_masks[0].items()}
         if _shapes(data) != _shapes(self.data) or _shapes(masks) != _shapes(self.known):
@@ -75,24 +75,24 @@ class _DeviceBatches:
         return True
 
     def rows(self, n: int) -> Tensor:
-        """Return the numbers of the next n samples."""
+        """Return the indices of the next n samples."""
         return self.order[self.position + self._within[:n]]
 
     def batch(self, machine: BoltzmannMachine, rows: Tensor) -> dict[str, Tensor]:
-        """Return samples as states of the layers."""
+        """Return the given samples, converted to layer states."""
         return {name: unit.from_data(self.data[name].index_select(0, rows)) for name, unit in machine.layers.items()}
 
     def known_entries(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return the masks of some samples; see `masks`."""
+        """Return the masks for the given samples (see `masks`)."""
         return {name: mask.index_select(0, rows) if mask.ndim else mask for name, mask in self.known.items()}
 
 
 class GraphBackend(EpochBackend):
-    """Computes epochs by replaying updates.
+    """Backend that computes epochs by replaying captured updates.
 
-    The first update of each kind is launched operation by operation, which also warms up the libraries; the second is
-    captured. On a CPU, for tests, every update is computed operation by operation. With `exact`, products of float32 do
-    not use tensor cores.
+    The first update of each kind runs eagerly, which also warms up the libraries. The second is captured. On a CPU,
+    which is supported for testing, every update runs eagerly. If `exact` is True, float32 matrix products do not use
+    tensor cores.
     """
 
     def __init__(self, settings: UpdateSettings, state: TrainState, source: Source, *, exact: bool = False) -> None:
@@ -102,17 +102,17 @@ class GraphBackend(EpochBackend):
         self.n_samples = int(source.n_samples or 0)
         self.batch_size = min(settings.recipe.batch_size, self.n_samples)
         self._batches = _DeviceBatches(source, self.batch_size, device)
-        # Number of the next update: it selects random numbers and learning rates.
+        # Index of the next update, which determines the random numbers and learning rates.
         self._clock = torch.full((), state.update, dtype=torch.int64, device=device)
-        # Whether each learned parameter is finite, up to the first step after which one is not.
+        # Whether each learned parameter is finite. Frozen after the first step that makes a parameter non-finite.
         self._finite = torch.ones(len(state.learned), dtype=torch.bool, device=device)
         self._graphs: dict[Kind, torch.cuda.CUDAGraph | None] = {}
-        # Replays of a graph leave the gradients, which an optimizer reads, in the same memory every time.
+        # Gradients for the optimizer. Every replay of a graph writes them to the same memory.
         self._gradients: dict[Kind, Gradient] = {}
         self._unchecked = 0
         self._capturing = device.type == "cuda"
         self._reference = ReferenceBackend(settings)
-        # Chains and offsets in the memory that graphs read and write.
+        # Chains and offsets, in the memory that the graphs read and write.
         self._in_place: dict[str, Tensor] = {}
         for name, parameter in state.learned.items() if settings.optimizer is None else ():
             state.momentum_of(name, parameter)
@@ -145,7 +145,7 @@ class GraphBackend(EpochBackend):
     def continues_with(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> bool:
-        """Take over data of the same shapes and dtypes if the graphs still read and write the memory of the state."""
+        """Switch to data with the same shapes and dtypes if the captured graphs still refer to the state's memory."""
         state = states[0]
         same_run = list(settings) == [self.settings] and _memory_of(state) == self._memory
         if not same_run or not self._batches.replace(sources[0]):
@@ -158,7 +158,7 @@ class GraphBackend(EpochBackend):
         return True
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
-        """Raise DivergenceError if a step failed. The parameters before that step are already in the machine."""
+        """Raise DivergenceError if a step failed. The machine already contains the parameters from before that step."""
         self._unchecked = 0
         state = states[0]
         finite = self._finite if self._fused is None else self._fused.n_not_finite == 0
@@ -170,12 +170,12 @@ class GraphBackend(EpochBackend):
         return [False]
 
     def load(self, states: Sequence[TrainState]) -> None:
-        """Take over chains and offsets that a callback may have replaced."""
+        """Load chains and offsets that a callback may have replaced."""
         self._keep_in_place(states[0])
 
     @property
     def n_captured(self) -> int:
-        """Number of kinds of updates that have been captured."""
+        """Number of update kinds captured so far."""
         return sum(graph is not None for graph in self._graphs.values())
 
     def _update(self, state: TrainState, n: int) -> None:
@@ -183,7 +183,7 @@ class GraphBackend(EpochBackend):
         if self._capturing and kind in self._graphs and self._graphs[kind] is None:
             before = dict(state.chains)
             self._graphs[kind] = capture(lambda: self._compute(state, kind), what="this machine")
-            # The capture has computed nothing: keep the chains and offsets in the memory that replays write to.
+            # Capturing does not run the kernels, so restore the chains and offsets to the memory that replays write to.
             state.chains.update(before)
             if state.centering is not None and "offset" in self._in_place:
                 state.centering.hidden = self._in_place["offset"]
@@ -200,7 +200,7 @@ class GraphBackend(EpochBackend):
             self._clock.fill_(state.update)
 
     def _compute(self, state: TrainState, kind: Kind) -> None:
-        """Compute an update, or its gradient where an optimizer was given, without reading a number back."""
+        """Compute an update (or only its gradient if there is an optimizer) without synchronizing with the host."""
         n = kind[0]
         rows = self._batches.rows(n)
         batch = self._batches.batch(state.machine, rows)
@@ -224,20 +224,20 @@ class GraphBackend(EpochBackend):
         self._keep_in_place(state)
 
     def _formed_state(self, state: TrainState) -> TrainState:
-        """Return the state with full matrices instead of small couplings, and the number of the update on the device.
+        """Return the state with small couplings replaced by full matrices and with the update number on the device.
 
-        It shares everything else with the state.
+        Everything else is shared with the original state.
         """
         machine = self._formed.machine
         centering = copy.copy(state.centering)
         if centering is not None:
             centering.machine = machine
-        # Random numbers take the number of the update from a tensor, which graphs advance.
+        # The random number generator reads the update number from a tensor, which graphs advance.
         update = cast(int, self._clock)
         return dataclasses.replace(state, machine=machine, centering=centering, update=update)
 
     def _fused_step(self, state: TrainState) -> FusedStep | None:
-        """Return the kernels that make the step in two launches, None where PyTorch has to make it."""
+        """Return the kernels that perform the step in two launches, or None if PyTorch has to perform it."""
         like = state.machine.like
         if self.settings.optimizer is not None or not triton_runs_on(like.device):
             return None
@@ -248,7 +248,7 @@ class GraphBackend(EpochBackend):
         return graph_step.FusedStep(state, epochs.rates_row(self.settings.recipe), self._clock)
 
     def _step(self, state: TrainState, centering: Centering | None, gradient: Gradient, weight: float) -> None:
-        """Make the recipe's step. Once a parameter is not finite, further steps change nothing."""
+        """Apply the recipe's update rule. Once a parameter is non-finite, further steps have no effect."""
         if self._fused is not None:
             self._fused.make(gradient, weight)
             return
@@ -269,7 +269,7 @@ class GraphBackend(EpochBackend):
     def _keep_in_place(self, state: TrainState) -> None:
         """Keep chains and offsets in the memory that the graphs read and write."""
         for name, chain in list(state.chains.items()):
-            if chain.ndim:  # a turn, which no graph reads, is a single number
+            if chain.ndim:  # skip the turn, which is a scalar that no graph reads
                 state.chains[name] = self._placed(f"chains.{name}", chain)
         if state.centering is not None and state.centering.hidden is not None:
             state.centering.hidden = self._placed("offset", state.centering.hidden)
@@ -285,18 +285,18 @@ def _shapes(arrays: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.d
 
 
 def _memory_of(state: TrainState) -> list[int]:
-    """Return the identities and addresses of everything in a state that captured graphs refer to."""
+    """Return the identities and memory addresses of all objects in a state that captured graphs refer to."""
     tensors = [*state.learned.values(), *state.momenta.values()]
     return [state.rng.key, id(state.centering), *(tensor.data_ptr() for tensor in tensors)]
 
 
 @contextlib.contextmanager
 def tensor_cores() -> Iterator[None]:
-    """Let products of float32 on GPUs use tensor cores inside the block: operands of 11 bits, sums in float32."""
+    """Enable TF32 tensor cores for float32 matrix products on GPUs (11-bit operands, float32 sums)."""
     matmul = torch.backends.cuda.matmul
     try:
         former = matmul.allow_tf32
-    except RuntimeError:  # the user has set another of PyTorch's switches for TF32, which must not be mixed with this
+    except RuntimeError:  # the user has set another TF32 option in PyTorch, which cannot be combined with this one
         yield
         return
     matmul.allow_tf32 = True
@@ -307,7 +307,7 @@ def tensor_cores() -> Iterator[None]:
 
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
-    """Return why graphs cannot compute a training run's updates, None if they can."""
+    """Return why CUDA graphs do not support a training run, or None if they do."""
     device = state.machine.like.device
     if device.type != "cuda":
         return f"the machine is on {device}"
@@ -315,7 +315,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Sour
 
 
 def not_capturable_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
-    """Return why an update cannot be computed without reading a number back, None if it can."""
+    """Return why an update cannot be computed without synchronizing with the host, or None if it can."""
     like = state.machine.like
     if settings.reference:
         return "the reference backend was requested"

@@ -1,11 +1,12 @@
-r"""The flat layout of parameters, which the fast backends for Kronecker and dense couplings work on.
+r"""Flat parameter layout used by the fast backends for Kronecker and dense couplings.
 
-The parameters of a machine are one vector, and so are their momenta and their gradient. In this form a visible layer is
-measured by its statistic relative to its offset, :math:`\tau = T(x) - \mu`. A Bernoulli or categorical layer has
-:math:`\tau = x - \mu`. A Gaussian layer has :math:`\tau = x / s - \mu`, which is distributed as
-:math:`N(b / s - \mu + f, 1)` given a field :math:`f`. The hidden bias includes the field of the offsets,
-:math:`c + \sum_m W_m \mu_m`. In these variables a centered gradient is a plain one: the hidden bias need not follow the
-factors. :mod:`mvrbm.backends.packing` converts a machine's parameters to this form and back.
+The parameters of a machine are stored in one vector, and so are the momenta and the gradient. In this form, the state
+of a visible layer is its statistic relative to its offset, :math:`\tau = T(x) - \mu`. For a Bernoulli or categorical
+layer, :math:`\tau = x - \mu`. For a Gaussian layer, :math:`\tau = x / s - \mu`, which has the distribution
+:math:`N(b / s - \mu + f, 1)` given a field :math:`f`. The hidden bias includes the field due to the offsets,
+:math:`c + \sum_m W_m \mu_m`. In these variables, the centered gradient is an ordinary gradient, and the hidden bias
+does not have to be corrected when the factors change. :mod:`mvrbm.backends.packing` converts a machine's parameters to
+this form and back.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from mvrbm.updates.state import TrainState
 
 @dataclass(frozen=True)
 class LayerLayout:
-    """One visible layer: its sizes, and the positions of its parameters and states."""
+    """Sizes of one visible layer and positions of its parameters and states."""
 
     name: str
     shape: tuple[int, ...]
-    kind: str  # kind of units, see Unit.sampled_as
-    factors: tuple[tuple[int, int, int], ...]  # shapes (R, K_d, I_d), see Coupling.mode_factors
+    kind: str  # kind of units (see Unit.sampled_as)
+    factors: tuple[tuple[int, int, int], ...]  # shapes (R, K_d, I_d) (see Coupling.mode_factors)
     learns_variance: bool
-    parameters_at: int  # position of the first parameter in the flat parameters
-    states_at: int  # position of the first entry among the states of all layers
+    parameters_at: int  # index of the first parameter in the flat vector
+    states_at: int  # index of the first entry in the concatenated states of all layers
 
     @property
     def area(self) -> int:
-        """Number of entries of a sample."""
+        """Number of entries in a sample."""
         return math.prod(self.shape)
 
     @property
@@ -58,31 +59,31 @@ class LayerLayout:
 
     @property
     def rows(self) -> int:
-        """Number of rows of a matrix."""
+        """Number of rows, for a matrix layer."""
         return self.factors[0][2]
 
     @property
     def columns(self) -> int:
-        """Number of columns of a matrix, or of all entries of a layer with a dense coupling."""
+        """Number of columns of a matrix layer, or number of entries in a layer with a dense coupling."""
         return self.factors[-1][2]
 
     @property
     def rank(self) -> int:
-        """Number of Kronecker products."""
+        """Number of Kronecker products in the coupling."""
         return self.factors[0][0]
 
     @property
     def numbers_shape(self) -> tuple[int, ...]:
-        """Shape of the random numbers that draw a sample."""
+        """Shape of the random numbers required to draw one sample."""
         return self.shape[:-1] if self.kind == "categorical" else self.shape
 
     @property
     def size(self) -> int:
-        """Number of parameters."""
+        """Number of parameters in the layer."""
         return sum(map(math.prod, self.factors)) + self.area * (1 + self.learns_variance)
 
     def states_of(self, all_states: Tensor) -> Tensor:
-        """Return the part of this layer, (..., area), of the states of all layers, (..., states)."""
+        """Return this layer's states, of shape (..., area), from the states of all layers, of shape (..., states)."""
         return all_states[..., self.states_at : self.states_at + self.area]
 
 
@@ -90,8 +91,8 @@ class LayerLayout:
 class Layout:
     """Sizes and positions of all parameters and states of a machine.
 
-    Flat parameters are, for each layer, the factors, the bias and, where it is learned, the logarithm of the variance;
-    then the hidden bias.
+    The flat vector contains, for each layer, the factors, the bias and, if it is learned, the log-variance. The hidden
+    bias comes last.
     """
 
     layers: tuple[LayerLayout, ...]
@@ -100,7 +101,7 @@ class Layout:
 
     @classmethod
     def of(cls, machine: BoltzmannMachine, rank: int | None = None) -> Layout:
-        """Return the layout of a machine. With `rank`, couplings of several factors are padded to that rank."""
+        """Return the layout for a machine. If `rank` is given, couplings with several factors are padded to it."""
         layers = list[LayerLayout]()
         parameters = 0
         states = 0
@@ -117,31 +118,31 @@ class Layout:
 
     @property
     def hidden_rows(self) -> int:
-        """Number of rows of a hidden matrix."""
+        """Number of rows, if the hidden layer is a matrix."""
         return self.hidden_shape[0]
 
     @property
     def hidden_columns(self) -> int:
-        """Number of columns of a hidden matrix."""
+        """Number of columns, if the hidden layer is a matrix."""
         return self.hidden_shape[-1]
 
     @property
     def hidden_area(self) -> int:
-        """Number of entries of the hidden layer."""
+        """Number of entries in the hidden layer."""
         return math.prod(self.hidden_shape)
 
     @property
     def states(self) -> int:
-        """Number of entries of all visible layers."""
+        """Total number of entries in all visible layers."""
         return sum(layer.area for layer in self.layers)
 
     @property
     def size(self) -> int:
-        """Length of the flat parameters."""
+        """Length of the flat parameter vector."""
         return sum(layer.size for layer in self.layers) + self.hidden_area
 
     def split(self, flat: Tensor) -> tuple[list[tuple[Tensor, ...]], Tensor]:
-        """Return views of flat parameters (size,): the factors and the bias of each layer, and the hidden bias."""
+        """Split a flat vector of shape (size,) into views of each layer's factors and bias, and of the hidden bias."""
         layers = []
         for layer in self.layers:
             shapes: list[tuple[int, ...]] = [*layer.factors, layer.shape]
@@ -151,20 +152,20 @@ class Layout:
         return layers, flat[-self.hidden_area :].view(self.hidden_shape)
 
     def log_variance(self, flat: Tensor, layer: LayerLayout) -> Tensor:
-        """Return a view of the log-variances of a layer that learns them."""
+        """Return a view of a layer's learned log-variances."""
         start = self._end_of_bias(layer)
         return flat[start : start + layer.area].view(layer.shape)
 
     def _end_of_bias(self, layer: LayerLayout) -> int:
-        """Return the position after the factors and the bias of a layer."""
+        """Return the index just after a layer's factors and bias."""
         return layer.parameters_at + layer.size - layer.learns_variance * layer.area
 
 
 def factor_gains(layers: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the gains of all factors of all layers in one list, equal to `Coupling.gains`."""
+    """Return the gains of all factors in all layers as one list. The values equal `Coupling.gains`."""
     gains = []
     for factors in layers:
-        if len(factors) == 1:  # the product over the other factors is empty: no norm is needed
+        if len(factors) == 1:  # no norms needed: the product over the other factors is empty
             gains.append(factors[0].new_full((), len(factors[0])))
             continue
         norms = torch.stack([squared_norms(factor) for factor in factors])  # (D, R)
@@ -176,14 +177,17 @@ def factor_gains(layers: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def unsupported_reason(
     settings: UpdateSettings, state: TrainState, negatives: tuple[type[NegativePhase], ...] = (CD, PCD)
 ) -> str | None:
-    """Return why the flat form cannot represent a training run with one of the negative phases, or None if it can."""
+    """Return why the flat form cannot represent a training run, or None if it can.
+
+    `negatives` lists the supported negative phases.
+    """
     machine = state.machine
     recipe = settings.recipe
     if settings.reference:
         return "the reference backend was requested"
     if settings.optimizer is not None:
         return "it has a custom optimizer or scheduler"
-    if type(recipe.negative) not in negatives:  # a subclass may draw differently
+    if type(recipe.negative) not in negatives:  # a subclass may sample differently
         return f"its chains are {type(recipe.negative).__name__}"
     units = [machine.hidden, *machine.layers.values()]
     if any(unit.sampled_as is None or unit.shape != unit.bias_shape for unit in units):
@@ -200,7 +204,7 @@ def unsupported_reason(
 
 
 def not_only_matrices_reason(state: TrainState) -> str | None:
-    """Return why kernels for matrices and labels cannot compute a training run, or None if they can."""
+    """Return why the kernels for matrices and labels do not support a training run, or None if they do."""
     centering = state.centering
     if centering is not None and centering.follow_hidden:
         return "the hidden layer is centered"

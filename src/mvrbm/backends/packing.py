@@ -1,4 +1,4 @@
-"""Conversion of a machine's parameters and momenta to the flat form of :mod:`mvrbm.backends.layout`, and back."""
+"""Conversion of parameters and momenta to and from the flat form defined in :mod:`mvrbm.backends.layout`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mvrbm.updates.state import TrainState
 
 
 class Packing:
-    """Converts the parameters and momenta of a state to flat vectors, and back.
+    """Converter between the parameters and momenta in a state and flat vectors.
 
-    The layout may have a larger rank than the machine. The extra terms are zero and stay zero, since the gradient of
-    each factor is proportional to the other factors.
+    The layout may have a higher rank than the machine. The extra terms are zero and remain zero, because the gradient
+    with respect to each factor is proportional to the other factors.
 
     Parameters
     ----------
     state : TrainState
-        A state with the machine and the offsets of the run.
+        A state with the machine and the centering offsets for the training run.
     layout : Layout
         The layout of the flat parameters.
     normalized : bool
@@ -31,7 +31,8 @@ class Packing:
     Attributes
     ----------
     affine : tuple of Tensor
-        Scale and shift of all visible layers, (states,) each: ``data * scale - shift`` are states of the flat form.
+        Scale and shift for all visible layers, each of shape (states,). The states in flat form are
+        ``data * scale - shift``.
     """
 
     def __init__(self, state: TrainState, layout: Layout, *, normalized: bool) -> None:
@@ -45,7 +46,7 @@ class Packing:
         ]
         zeros = machine.like.new_zeros(layout.states)
         self.affine = (zeros.clone(), zeros.clone())
-        self._center = zeros  # offsets of the visible layers, in the units of the data
+        self._center = zeros  # visible centering offsets, in data units
         if state.centering is not None:
             center = state.centering.center
             self._center = torch.cat([center[layer.name].reshape(-1) for layer in layout.layers])
@@ -53,7 +54,7 @@ class Packing:
         self._measure(machine)
 
     def set_inverse_scales(self, inverse_scales: Mapping[str, Tensor]) -> None:
-        """Set the scales 1 / s of some layers, and the shifts that follow from all scales."""
+        """Set the scales 1 / s for the given layers, and recompute the shifts."""
         scale, shift = self.affine
         for layer in self.layout.layers:
             if layer.name in inverse_scales:
@@ -61,7 +62,7 @@ class Packing:
         torch.mul(self._center, scale, out=shift)
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return views of flat parameters (size,) by the names of the machine's parameters, the hidden bias last."""
+        """Return views of a flat vector of shape (size,), keyed by parameter name. The hidden bias comes last."""
         layers, hidden_bias = self.layout.split(flat)
         found: dict[str, Tensor] = {}
         for layer, names, (*factors, bias) in zip(self.layout.layers, self._factor_names, layers, strict=True):
@@ -74,11 +75,11 @@ class Packing:
 
     @property
     def multiplier(self) -> Tensor:
-        """Multipliers of the gradient of flat parameters before a step, (size,).
+        """Multipliers, of shape (size,), applied to the flat gradient before a step.
 
-        The flat form stores b / s instead of a bias b. Its gradient is s times the gradient of b, and a step of b / s
-        is 1 / s times a step of b. The multiplier 1 / s**2 makes the step of b that plain gradient descent makes.
-        Normalized gradients need no multiplier.
+        The flat form stores b / s instead of a bias b. The gradient for b / s is s times the gradient for b, and a step
+        in b / s is 1 / s times a step in b. With the multiplier 1 / s**2, the resulting step in b is the same as in
+        plain gradient descent. Normalized gradients require no multiplier.
         """
         flat = self._hidden_scale.new_ones(self.layout.size)
         if not self._normalized:
@@ -89,7 +90,7 @@ class Packing:
 
     @torch.no_grad()
     def pack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None:
-        """Write a state's parameters and momenta to flat vectors (size,)."""
+        """Write a state's parameters and momenta to flat vectors of shape (size,)."""
         self._measure(state.machine)
         learned = state.learned
         scales = self._bias_scales()
@@ -114,7 +115,7 @@ class Packing:
 
     @torch.no_grad()
     def matches(self, state: TrainState, params: Tensor, momenta: Tensor) -> bool:
-        """Return whether a state has the values that `unpack` would write to it."""
+        """Return whether a state already contains the values that `unpack` would write to it."""
         learned = state.learned
         return all(
             torch.equal(learned[name], value) and torch.equal(state.momentum_of(name, value), momentum)
@@ -122,9 +123,9 @@ class Packing:
         )
 
     def _unpacked(self, state: TrainState, params: Tensor, momenta: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield parameters and momenta as a state holds them, by name.
+        """Yield the name, value and momentum of each parameter, in the format of a state.
 
-        The value of the hidden bias, which comes last, is computed from the machine's present factors.
+        The hidden bias comes last. It is computed from the machine's current factors.
         """
         learned = state.learned
         values = self.named(params)
@@ -140,15 +141,15 @@ class Packing:
             momentum = _part(momentum, learned[name])
             if name in scales:
                 yield name, value / scales[name], momentum / scales[name]
-            else:  # factors, which may be large, are not copied
+            else:  # avoid copying the factors, which may be large
                 yield name, value, momentum
 
     def _measure(self, machine: BoltzmannMachine) -> None:
-        """Take over the scales of a machine's layers."""
+        """Read the scales from a machine's layers."""
         self.set_inverse_scales({layer.name: machine.layers[layer.name].inverse_scale for layer in self.layout.layers})
 
     def _bias_scales(self) -> dict[str, Tensor]:
-        """Return the scales of the biases, by their names."""
+        """Return the scale for each bias, keyed by parameter name."""
         scale, _ = self.affine
         scales = {_bias_of(layer): layer.states_of(scale).view(layer.shape) for layer in self.layout.layers}
         return {**scales, "hidden.bias": self._hidden_scale}
@@ -158,7 +159,7 @@ class Packing:
 
     @one_thread()
     def _field_of_offsets(self, machine: BoltzmannMachine) -> Tensor:
-        """Return the field of the offsets on the hidden layer, for the machine's present factors."""
+        """Return the field that the offsets induce on the hidden layer, using the machine's current factors."""
         fields = [machine.links[layer.name].to_hidden(self._shift(layer)[None])[0] for layer in self.layout.layers]
         return torch.stack(fields).sum(0)
 
@@ -169,12 +170,12 @@ def _bias_of(layer: LayerLayout) -> str:
 
 
 def _write(flat: Tensor, parameter: Tensor, scale: Tensor | None) -> None:
-    """Write a machine's parameter to its view of the flat parameters, multiplied by a scale if there is one."""
+    """Write a machine's parameter to its view of the flat vector, multiplied by `scale` if given."""
     part = _part(flat, parameter).copy_(parameter)
     if scale is not None:
         part.mul_(scale)
 
 
 def _part(flat: Tensor, parameter: Tensor) -> Tensor:
-    """Return the view of a flat parameter, which may have a larger rank, that corresponds to a machine's parameter."""
+    """Return the part of a flat parameter, which may be padded to a higher rank, that stores a machine's parameter."""
     return flat.view(-1)[: parameter.numel()].view(parameter.shape)

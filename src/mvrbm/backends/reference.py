@@ -1,6 +1,6 @@
-"""The backend for every machine, on every device. It defines the updates that all other backends compute faster.
+"""Reference backend, which supports every machine on every device and defines the updates for all other backends.
 
-Gradients come from the statistics of the layers or, where the reference is requested, from autograd.
+Gradients are computed from layer statistics, or with autograd if `UpdateSettings.reference` is True.
 """
 
 from typing import NoReturn
@@ -17,18 +17,18 @@ from mvrbm.validation import all_finite
 
 
 class ReferenceBackend(UpdateBackend):
-    """Computes updates on the parameters of the machine itself."""
+    """Backend that updates the machine's parameters directly."""
 
     def __init__(self, settings: UpdateSettings) -> None:
         super().__init__(settings)
-        # Copies of the parameters before the last step, allocated once.
+        # Copies of the parameters from before the last step, allocated once.
         self._before: dict[str, Tensor] = {}
 
     def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
         return self.apply(state, gradient_of(state, self.settings, batch, share), weight)
 
     def apply(self, state: TrainState, gradient: Gradient, weight: float) -> TrainState:
-        """Make a step along a gradient, or raise DivergenceError and leave the parameters unchanged."""
+        """Update the parameters with a gradient, or raise DivergenceError and leave them unchanged."""
         learned = state.learned
         optimizer = self.settings.optimizer
         for name, parameter in learned.items():
@@ -42,7 +42,7 @@ class ReferenceBackend(UpdateBackend):
             optimizer.step()
         if state.centering is not None and fields_before is not None:
             state.centering.follow(fields_before)
-        # A gradient that is not finite makes the parameters not finite: it is enough to check the parameters.
+        # A non-finite gradient leads to non-finite parameters, so checking the parameters is sufficient.
         if not all_finite(learned.values()):
             self._fail(state, gradient)
         state.update += 1
@@ -60,10 +60,10 @@ class ReferenceBackend(UpdateBackend):
 
 
 def gradient_of(state: TrainState, settings: UpdateSettings, batch: Layers, share: Share = WHOLE) -> Gradient:
-    """Advance the chains and the hidden offset, and return the gradient of every learned parameter for one update."""
+    """Advance the chains and the hidden offset, and return the gradient for each learned parameter."""
     gradient = own_gradient(state, settings, batch, share)
     powers = powers_of(state, batch, share.data)
-    gradient = {name: gradient[name] for name in state.learned}  # in the same order in all processes
+    gradient = {name: gradient[name] for name in state.learned}  # same order in all processes
     settings.sum_over_processes([*gradient.values(), *powers.values()])
     if settings.recipe.normalized:
         normalize(gains_of(state.machine, gradient, powers))
@@ -71,7 +71,7 @@ def gradient_of(state: TrainState, settings: UpdateSettings, batch: Layers, shar
 
 
 def powers_of(state: TrainState, batch: Layers, share: float = 1.0) -> dict[str, Tensor]:
-    """Return this process's part of the mean squared deviation of each layer that learns its variance."""
+    """Return this process's contribution to the mean squared deviation, for each layer with a learned variance."""
     found = {}
     for name, unit in state.machine.layers.items():
         if unit.learns_statistic:
@@ -83,7 +83,7 @@ def powers_of(state: TrainState, batch: Layers, share: float = 1.0) -> dict[str,
 
 
 def own_gradient(state: TrainState, settings: UpdateSettings, batch: Layers, share: Share = WHOLE) -> Gradient:
-    """Advance the chains and the hidden offset, and return this process's gradient before it is normalized."""
+    """Advance the chains and the hidden offset, and return this process's gradient before normalization."""
     machine = state.machine
     field = machine.hidden_field(batch)
     rng = state.chain_numbers(share)
@@ -101,7 +101,7 @@ def own_gradient(state: TrainState, settings: UpdateSettings, batch: Layers, sha
 def own_step(
     state: TrainState, gradient: Gradient, settings: UpdateSettings, weight: float, update: int | Tensor
 ) -> None:
-    """Make the recipe's step on the machine's parameters. In a CUDA graph, the number of the update is a tensor."""
+    """Apply the recipe's update rule to the machine's parameters. In a CUDA graph, `update` is a tensor."""
     rate, bias_rate = learning_rates(settings.recipe, update)
     learned = state.learned
     parts = [gradient[name] * weight if weight != 1 else gradient[name] for name in learned]

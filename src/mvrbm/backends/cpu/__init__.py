@@ -1,6 +1,6 @@
-"""Backends on the CPU: `native` runs the C code, and `gemm` uses matrix products of PyTorch.
+"""CPU backends: `native` runs compiled C code, and `gemm` uses PyTorch matrix products.
 
-Both work on flat parameters, and differ in how they compute the gradient. `flat` is their base class. It is composed of
-the arrays (`flat_arrays`), the step (`flat_step`), learned variances (`flat_variances`) and a centered hidden layer
-(`flat_centering`). `products` and `mode_products` are matrix products with threads.
+Both backends store parameters in a flat vector and differ in how they compute the gradient. Their base class is in
+`flat`. It combines the arrays (`flat_arrays`), the update step (`flat_step`), learned variances (`flat_variances`) and
+hidden-layer centering (`flat_centering`). `products` and `mode_products` contain multithreaded matrix products.
 """

@@ -1,4 +1,4 @@
-"""The base class of the CPU backends on flat parameters. They differ in how they compute the gradient."""
+"""Base class for CPU backends that store parameters in a flat vector. Subclasses compute the gradient."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -25,14 +25,14 @@ from mvrbm.updates.step import fail, first_not_finite
 
 
 class FlatBackend(UpdateBackend):
-    """Computes updates on flat parameters."""
+    """Base class for backends that update flat parameters."""
 
     def __init__(self, settings: UpdateSettings, state: TrainState) -> None:
         like = state.machine.like
         super().__init__(settings)
         self.arrays = FlatArrays(state, normalized=settings.recipe.normalized)
         self.layout = self.arrays.layout
-        code = compiled.library() if like.dtype == torch.float32 else None  # it computes in single precision
+        code = compiled.library() if like.dtype == torch.float32 else None  # supports float32 only
         self._step = FlatStep(self.arrays, settings.recipe, code)
         self._variances = FlatVariances(self.arrays)
         self._centering = FlatCentering(self.arrays)
@@ -64,15 +64,16 @@ class FlatBackend(UpdateBackend):
 
     @abstractmethod
     def _contrast(self, batch: Mapping[str, Tensor], rng: RandomSource, of_data: float, of_chain: float) -> None:
-        """Advance the chains, and compute the gradient of of_data * mean F(data) - of_chain * mean F(chain).
+        """Advance the chains and compute the gradient of `of_data` * mean F(data) - `of_chain` * mean F(chain).
 
-        In the place of the gradients of log-variances it leaves the sums that :class:`FlatVariances` describes. It
-        writes of_data times the mean of the hidden layer over the data to `_data_mean`.
+        Instead of the gradients for log-variances, this method writes the sums described in
+        :meth:`FlatVariances.finish_gradients`. It also writes `of_data` times the mean hidden state for the data to
+        `_data_mean`.
         """
 
     @abstractmethod
     def _chain_states(self) -> list[Tensor]:
-        """Return views of the states of the persistent chains of every layer, (n, *layer shape) each."""
+        """For each layer, return a view of the persistent chain states, of shape (n, *layer shape)."""
 
     def _fail(self, result: StepResult, state: TrainState) -> NoReturn:
         """Restore the parameters from before the step, reset the momenta, and raise DivergenceError."""
@@ -82,7 +83,7 @@ class FlatBackend(UpdateBackend):
         else:
             arrays.store(state)
             culprit = first_not_finite(state)
-            arrays.params.copy_(arrays.gradient)  # the former parameters
+            arrays.params.copy_(arrays.gradient)  # the step saved the previous parameters here
         arrays.momenta.zero_()
         self.store(state)
         fail(self.settings.recipe, state.update + 1, culprit)
@@ -112,14 +113,14 @@ class FlatBackend(UpdateBackend):
             self._step.update_scales()
 
     def _load_exact(self, state: TrainState) -> bool:
-        """Continue from the exact arrays of a state, and return whether it has any that match its other values."""
+        """Load a state's exact arrays if they match its other values, and return whether they were loaded."""
         views = self._exact_views(bool(state.chains))
         shapes = {name: part.shape for name, part in views.items()}
         if {name: part.shape for name, part in state.exact.items()} != shapes:
             return False
         for name, part in views.items():
             part.copy_(state.exact[name])
-        self.arrays.packing.set_inverse_scales({})  # the shifts follow from the scales
+        self.arrays.packing.set_inverse_scales({})  # recompute the shifts
         if not self.arrays.match(state):
             return False
         if self._persistent is not None and state.chains:
@@ -137,12 +138,12 @@ class FlatBackend(UpdateBackend):
         return views
 
     def _chains(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the persistent chains of every layer, (n, *layer shape), in the units of the data."""
+        """For each layer, yield its name and its persistent chains, of shape (n, *layer shape), in data units."""
         for layer, states in zip(self.arrays.layers, self._chain_states(), strict=True):
             yield layer.layout.name, layer.data_of(states)
 
     def _set_chains(self, chains: Mapping[str, Tensor]) -> None:
-        """Continue from chains of every layer, (n, *layer shape), in the units of the data."""
+        """Set the persistent chains. The array for each layer has shape (n, *layer shape), in data units."""
         for layer, states in zip(self.arrays.layers, self._chain_states(), strict=True):
             layer.write_states(chains[layer.layout.name], states)
         self._chains_started = True

@@ -1,4 +1,4 @@
-"""Parameters, momenta and gradient of a training run as flat vectors, and views of each layer's parts."""
+"""Flat vectors for the parameters, momenta and gradient of a training run, with views for each layer."""
 
 from dataclasses import dataclass
 
@@ -11,49 +11,49 @@ from mvrbm.updates.state import TrainState
 
 @dataclass(frozen=True)
 class FlatLayer:
-    """Views of one visible layer's parts of the flat vectors, and the conversion of its data to states.
+    """Views of the flat vectors for one visible layer, and conversion between its data and states.
 
-    The states of the flat form are ``data * scale - shift``.
+    The states in flat form are ``data * scale - shift``.
     """
 
     layout: LayerLayout
-    factors: list[Tensor]  # each (R, K_d, I_d)
+    factors: list[Tensor]  # each of shape (R, K_d, I_d)
     bias: Tensor  # (*shape)
-    log_variance: Tensor | None  # (*shape), None for layers whose variance is fixed
+    log_variance: Tensor | None  # (*shape), or None if the variance is fixed
     bias_momentum: Tensor
     factor_gradients: list[Tensor]
     bias_gradient: Tensor
     log_variance_gradient: Tensor | None
     scale: Tensor  # (*shape)
     shift: Tensor  # (*shape)
-    converts: bool  # whether states differ from the data
+    converts: bool  # whether the states differ from the data
 
     def write_states(self, data: Tensor, into: Tensor) -> None:
-        """Convert data (n, *shape) to states."""
+        """Convert data of shape (n, *shape) to states."""
         into.copy_(data)
         if self.converts:
             into.mul_(self.scale).sub_(self.shift)
 
     def data_of(self, states: Tensor) -> Tensor:
-        """Convert states (n, *shape) to data."""
+        """Convert states of shape (n, *shape) to data."""
         return (states + self.shift) / self.scale if self.converts else states
 
 
 class FlatArrays:
-    """Flat parameters, momenta and gradient, (size,) each, and their views.
+    """Flat parameters, momenta and gradient, each of shape (size,), and their views.
 
     Attributes
     ----------
     layout : Layout
         Positions of all parameters.
     packing : Packing
-        Conversion from and to a state.
+        Converter between a state and the flat vectors.
     params, momenta, gradient : Tensor (size,)
         The flat vectors.
     layers : list of FlatLayer
-        Views of each visible layer's parts.
+        Views for each visible layer.
     hidden_bias, hidden_bias_gradient : Tensor (*hidden shape)
-        Views of the hidden layer's parts.
+        Views for the hidden layer.
     """
 
     def __init__(self, state: TrainState, *, normalized: bool) -> None:
@@ -96,5 +96,5 @@ class FlatArrays:
         self.packing.unpack(state, self.params, self.momenta)
 
     def match(self, state: TrainState) -> bool:
-        """Return whether a state has the values that `store` would write to it."""
+        """Return whether a state already contains the values that `store` would write to it."""
         return self.packing.matches(state, self.params, self.momenta)

@@ -1,4 +1,4 @@
-"""A centered hidden layer in the flat form. The offsets of visible layers are part of the form itself."""
+"""Hidden-layer centering in flat form. Visible offsets are already part of the flat form."""
 
 import torch
 from torch import Tensor
@@ -9,18 +9,19 @@ from mvrbm.backends.cpu.products import compute
 
 
 class FlatCentering:
-    """Computes gradients of factors from deviations of the hidden layer, and compensates in the visible biases."""
+    """Centered gradients for the factors, and the matching correction to the visible biases."""
 
     def __init__(self, arrays: FlatArrays) -> None:
         self._layers = arrays.layers
         self._products = [ModeProducts(layer.layout.factors, 1, arrays.params) for layer in arrays.layers]
 
     def apply(self, offset: Tensor) -> list[Tensor]:
-        """Center the hidden layer in the gradients of the factors: subtract the products with its offset.
+        """Center the hidden layer in the gradients for the factors by subtracting the contribution of its offset.
 
-        Returns the fields of the negative offset on every visible layer, which `follow` needs after the step.
+        Returns minus the field that the offset induces on each visible layer. `follow` requires these fields after the
+        step.
         """
-        # This also computes the products downwards, which the gradients below pair with those upwards.
+        # This also computes the downward products, which the gradients below combine with the upward products.
         fields = self._negative_fields(offset)
         unused = torch.empty_like(offset).view(-1, 1)
         for layer, products in zip(self._layers, self._products, strict=True):
@@ -29,15 +30,15 @@ class FlatCentering:
         return fields
 
     def follow(self, offset: Tensor, before: list[Tensor]) -> None:
-        """Change the biases by as much as the step has changed the fields of the offset.
+        """Correct the visible biases for the change in the offset's fields during the step.
 
-        `before` are the fields before the step, which `apply` returned.
+        `before` contains the fields from before the step, as returned by `apply`.
         """
         for layer, old, new in zip(self._layers, before, self._negative_fields(offset), strict=True):
             layer.bias.add_(new - old)
 
     def _negative_fields(self, offset: Tensor) -> list[Tensor]:
-        """Return minus the field of the offset (1, *hidden shape) on each visible layer."""
+        """Return minus the field that an offset of shape (1, *hidden shape) induces on each visible layer."""
         hidden = (-offset).reshape(-1, 1)
         fields = [torch.empty_like(layer.bias) for layer in self._layers]
         for layer, products, field in zip(self._layers, self._products, fields, strict=True):

@@ -1,4 +1,4 @@
-"""The recipe's step on flat parameters: by the C code where it was built, otherwise by `mvrbm.updates.step`."""
+"""The recipe's update step on flat parameters, in C if the extension was built and otherwise in PyTorch."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from mvrbm.validation import all_finite
 
 
 class StepResult(IntEnum):
-    """Whether a step succeeded, or which of its numbers are not finite. The C code returns the same values."""
+    """Whether a step succeeded, or which of its values are not finite. The C code returns the same codes."""
 
     FINITE = 0
     GRADIENT_NOT_FINITE = 1
@@ -26,23 +26,23 @@ class StepResult(IntEnum):
 
 
 class _Segment(NamedTuple):
-    """Neighboring flat parameters that share a learning rate and a weight decay."""
+    """A contiguous range of flat parameters with the same learning rate and weight decay."""
 
     size: int
     are_factors: bool
 
 
 class FlatStep:
-    """Makes the step of each update on flat arrays.
+    """The update step on flat arrays.
 
     Parameters
     ----------
     arrays : FlatArrays
         Parameters, momenta and gradient.
     recipe : Recipe
-        The recipe.
+        The training recipe.
     code : module, optional
-        The C code.
+        The compiled C code. If None, PyTorch is used.
     """
 
     def __init__(self, arrays: FlatArrays, recipe: Recipe, code: ModuleType | None) -> None:
@@ -64,20 +64,20 @@ class FlatStep:
         self._multiplies = learns_variances or not bool((self._multiplier == 1).all())
 
     def update_scales(self) -> None:
-        """Follow scales of layers that have changed."""
+        """Update the gradient multipliers after the layer scales have changed."""
         self._multiplier.copy_(self._arrays.packing.multiplier)
 
     def make(self, update: int, powers: Mapping[str, Tensor]) -> StepResult:
-        """Make a step, and overwrite the gradient by the former parameters.
+        """Perform a step, and overwrite the gradient with the previous parameters.
 
-        If the gradient is not finite, nothing changes.
+        If the gradient is not finite, all arrays remain unchanged.
 
         Parameters
         ----------
         update : int
-            Number of the update, from 0.
+            Zero-based update number.
         powers : mapping of str to Tensor
-            Mean squared state of each layer that learns its variances, by name.
+            Mean squared state of each layer with learned variances, by layer name.
         """
         arrays = self._arrays
         recipe = self._recipe
@@ -96,7 +96,7 @@ class FlatStep:
         if not all_finite([arrays.gradient]):
             return StepResult.GRADIENT_NOT_FINITE
         before = arrays.params.clone()
-        # All parameters move at the rate of the biases, and the factors by the difference in addition.
+        # Update all parameters with the learning rate for biases, then add the difference for the factors.
         moves: list[Move] = [(arrays.params, arrays.momenta, bias_rate)]
         if bias_rate != rate:
             moves += [(*pair, rate - bias_rate) for pair in zip(self._factors, self._factor_momenta, strict=True)]
@@ -107,7 +107,7 @@ class FlatStep:
 
     @one_thread()
     def _gains(self, powers: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the gain of each factor; see :func:`mvrbm.updates.step.gains_of`."""
+        """Return the gain for each factor (see :func:`mvrbm.updates.step.gains_of`)."""
         gains = [safe_gain(gain) for gain in factor_gains([layer.factors for layer in self._arrays.layers])]
         if powers:
             names = [layer.layout.name for layer in self._arrays.layers for _ in layer.factors]

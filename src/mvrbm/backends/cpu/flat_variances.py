@@ -1,4 +1,4 @@
-"""Learned variances in the flat form, where a Gaussian layer is measured in standard deviations."""
+"""Learned variances in flat form, where the states of a Gaussian layer are in units of its standard deviation."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from mvrbm.devices import one_thread
 
 
 class FlatVariances:
-    """Gradients of log-variances, and the change of units that follows a step."""
+    """Gradients for log-variances, and the change of units after each step."""
 
     def __init__(self, arrays: FlatArrays) -> None:
         self._arrays = arrays
@@ -21,11 +21,11 @@ class FlatVariances:
         return bool(self._numbers)
 
     def finish_gradients(self) -> None:
-        r"""Compute the gradients of log-variances from the sums that a backend has left in their place.
+        r"""Compute the gradients for log-variances from the sums that a backend has written in their place.
 
-        A backend leaves :math:`\sum w t (f - t)` over all samples, where `w` are the weights of samples in the gradient
-        of a bias, `t` are states, and `f` are fields without bias. The gradient is
-        :math:`-\tfrac12 \sum w \{t f - (t - b)^2\}`, and the sum of all weights is zero.
+        A backend writes :math:`\sum w t (f - t)`, summed over all samples. Here `w` is the weight of a sample in the
+        gradient for a bias, `t` is a state, and `f` is a field without the bias. The gradient is
+        :math:`-\tfrac12 \sum w \{t f - (t - b)^2\}`, and the weights sum to zero.
         """
         for number in self._numbers:
             layer = self._arrays.layers[number]
@@ -34,7 +34,7 @@ class FlatVariances:
 
     @one_thread()
     def powers(self, batch: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-        """Return this process's part of the mean squared state of each layer that learns its variances."""
+        """Return this process's contribution to the mean squared state, for each layer with learned variances."""
         found = {}
         for number in self._numbers:
             layer = self._arrays.layers[number]
@@ -44,7 +44,7 @@ class FlatVariances:
 
     @one_thread()
     def rescale(self, chains: list[Tensor] | None) -> None:
-        """Convert biases, their momenta and persistent chains to the units of the new variances."""
+        """Convert biases, bias momenta and persistent chains to the units given by the new variances."""
         packing = self._arrays.packing
         for number in self._numbers:
             layer = self._arrays.layers[number]

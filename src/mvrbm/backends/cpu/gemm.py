@@ -1,7 +1,8 @@
-"""The gradient on the CPU by matrix products of PyTorch; see `mode_products`.
+"""CPU backend that computes gradients with PyTorch matrix products (see `mode_products`).
 
-It computes the same contrast as :func:`mvrbm.updates.gradient.contrast`, but reuses the products of the hidden fields
-for the gradient and allocates little memory. That makes it 1.5 to 3.5 times as fast for arrays of order 3.
+This backend computes the same contrast as :func:`mvrbm.updates.gradient.contrast`. However, it reuses the products from
+the hidden fields for the gradient and allocates little memory, which makes it 1.5 to 3.5 times as fast for arrays of
+order 3.
 """
 
 from collections.abc import Mapping
@@ -20,13 +21,13 @@ from mvrbm.devices import one_thread
 from mvrbm.random import RandomSource
 from mvrbm.updates.state import TrainState
 
-# Number of batch sizes whose buffers are kept. An epoch usually has batches of one size and a shorter one, but a data
-# loader may return batches of any size.
+# Number of batch sizes for which buffers are cached. An epoch usually has equally sized batches and one smaller batch,
+# but a data loader may return batches of any size.
 _MOST_SIZES = 3
 
 
 class GemmBackend(FlatBackend):
-    """Computes gradients by matrix products of PyTorch."""
+    """Backend that computes gradients with PyTorch matrix products."""
 
     def __init__(self, settings: UpdateSettings, state: TrainState) -> None:
         super().__init__(settings, state)
@@ -35,7 +36,7 @@ class GemmBackend(FlatBackend):
         self.load(state)
 
     def _sides_for(self, n: int) -> BothSides:
-        """Return the buffers for batches of `n` samples."""
+        """Return the buffers for a batch size of `n`."""
         if n not in self._sides_by_size:
             if len(self._sides_by_size) >= _MOST_SIZES:
                 self._sides_by_size.clear()
@@ -67,7 +68,7 @@ class GemmBackend(FlatBackend):
         self._gradients(data_weight, chain_weight)
 
     def _resize(self, n: int) -> None:
-        """Switch to the buffers of another batch size, and copy the persistent chains."""
+        """Switch to the buffers for another batch size, and copy the persistent chains."""
         before = self._sides
         self._sides = self._sides_for(n)
         if self._persistent is not None and self._sides is not before:
@@ -89,11 +90,11 @@ class GemmBackend(FlatBackend):
             in_blocks(lambda field, mean: torch.sigmoid(field, out=mean).mul_(weight), side.hidden_field, side.hidden)
 
     def _gibbs_step(self, chain: Side, field: Tensor, rng: RandomSource) -> None:
-        """Draw the hidden layer from its field, then the visible layers, and compute their hidden field."""
+        """Sample the hidden layer from its field, then the visible layers, and compute the new hidden field."""
         layout = self.layout
         draw = rng.normal if layout.hidden_gaussian else rng.uniform
         numbers = draw((chain.n, *layout.hidden_shape), field).flatten(1).t()
-        # A copy takes less time than an elementwise function of arrays in two memory orders.
+        # Copying is faster than an elementwise function on arrays with different memory layouts.
         numbers = numbers.contiguous()
         in_blocks(_DRAWS["gaussian" if layout.hidden_gaussian else "bernoulli"], field, numbers, chain.hidden)
         for layer, states, down in zip(self.arrays.layers, chain.visible, chain.down, strict=True):
@@ -102,7 +103,7 @@ class GemmBackend(FlatBackend):
         self._compute_field(chain)
 
     def _draw_visible(self, layer: FlatLayer, states: Tensor, rng: RandomSource) -> None:
-        """Draw a visible layer from its fields (n, area), which exclude the bias and are overwritten."""
+        """Sample a visible layer in place from its fields, of shape (n, area), which exclude the bias."""
         own = layer.layout
         states = states.view(-1, *own.shape)
         draw = rng.normal if own.gaussian else rng.uniform
@@ -115,7 +116,7 @@ class GemmBackend(FlatBackend):
     # -- the gradient ---------------------------------------------------------------------------------
 
     def _gradients(self, data_weight: float, chain_weight: float) -> None:
-        """Compute the gradient of the weighted sum of -F over both sides. The hidden means include the weights."""
+        """Compute the gradient of the weighted sum of -F over data and chains. The hidden means include the weights."""
         data = self._sides.data
         chain = self._sides.chain
         weights = (data_weight, chain_weight)
@@ -128,7 +129,7 @@ class GemmBackend(FlatBackend):
             self._sum(x.t(), y.t(), weights, layer.bias_gradient)
             if len(layer.factors) == 1:
                 gradient = layer.factor_gradients[0]
-                # The gradient is as large as W: one product for both sides writes it only once.
+                # The gradient is as large as W, so use a single product for data and chains to write it only once.
                 matmul_in_blocks(torch.cat([data.hidden, chain.hidden], 1), torch.cat([x, y]), gradient[0])
                 gradient[1:] = gradient[0]
             if layer.log_variance_gradient is not None:
@@ -138,9 +139,9 @@ class GemmBackend(FlatBackend):
 
     @one_thread()
     def _sum(self, of_data: Tensor, of_chain: Tensor, weights: tuple[float, float], into: Tensor) -> Tensor:
-        """Write the weighted sum over the samples of both sides, (area, n) each, to `into`.
+        """Write the weighted sum over data and chain samples, each of shape (area, n), to `into`.
 
-        Returns the part of the data.
+        Returns the contribution of the data.
         """
         data_sum = of_data.sum(1).mul_(weights[0])
         torch.add(data_sum, of_chain.sum(1), alpha=weights[1], out=into.view(-1))
@@ -161,14 +162,14 @@ def _draw_categorical(field: Tensor, numbers: Tensor, into: Tensor) -> None:
     into.zero_().scatter_(-1, category.clamp_(max=field.shape[-1] - 1), 1.0)
 
 
-# Functions that draw units from fields, which include the bias, and random numbers. They may overwrite the fields.
-# Units have methods for this, but those allocate arrays, and the flat form has other states: its Gaussian units have
-# variance 1. This backend does not support other units, whose `sampled_as` is None.
+# Functions that sample units from fields (including the bias) and random numbers. They may overwrite the fields. The
+# sampling methods of the units cannot be used, because they allocate arrays and because Gaussian units have variance 1
+# in flat form. Units whose `sampled_as` is None are not supported by this backend.
 _DRAWS = {"bernoulli": _draw_bernoulli, "gaussian": _draw_gaussian, "categorical": _draw_categorical}
 
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | None:
-    """Return why this backend cannot compute a training run's updates, or None if it can."""
+    """Return why this backend does not support a training run, or None if it does."""
     device = state.machine.like.device
     if device.type != "cpu":
         return f"the machine is on {device}"
@@ -176,7 +177,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | Non
 
 
 def _slower_reason(state: TrainState) -> str | None:
-    """Return why this backend is not much faster than the reference for a training run, or None if it is."""
+    """Return why this backend is not much faster than the reference backend for a training run, or None if it is."""
     if all(len(layer.factors) == 1 for layer in Layout.of(state.machine).layers):
         return "all of its couplings are dense, so that nearly all time is spent in the same few products"
     return None

@@ -1,4 +1,4 @@
-"""Arrays of the matrix-product backend: states, fields and products of both sides of the contrast, allocated once."""
+"""Preallocated buffers for the `gemm` backend: states, fields and products for the data and for the chains."""
 
 from mvrbm.backends.cpu.flat_arrays import FlatArrays
 from mvrbm.backends.cpu.mode_products import ModeProducts
@@ -6,24 +6,24 @@ from mvrbm.backends.cpu.products import Call
 
 
 class Side:
-    """One side of the contrast, the data or the chains: states of its samples, and products with all factors.
+    """One side of the contrast (data or chains): its sample states and their products with all factors.
 
     Attributes
     ----------
     n : int
         Number of samples.
     visible : list of Tensor (n, area)
-        States of each visible layer.
+        States for each visible layer.
     fields : dict of int to Tensor (n, area)
-        Fields of the hidden means on the layers that learn their variances, by the number of the layer.
+        Fields that the hidden means induce on the layers with learned variances, keyed by layer index.
     hidden_field, hidden : Tensor (hidden area, n)
-        Field on the hidden layer, and its states or weighted means.
+        Field on the hidden layer, and the hidden states or weighted means.
     products : list of ModeProducts
         Products with the factors of each layer.
     up : list of Call
-        Computes `hidden_field`, without bias.
+        Calls that compute `hidden_field`, without the bias.
     down : list of list of Call
-        Computes the field of `hidden` on each layer, without bias, in the place of its states.
+        Calls that overwrite each layer's states with the field induced by `hidden`, without the bias.
     """
 
     def __init__(self, arrays: FlatArrays, n: int) -> None:
@@ -45,15 +45,15 @@ class Side:
 
 
 class BothSides:
-    """The data and the chains.
+    """Buffers for both sides of the contrast.
 
     Attributes
     ----------
     data, chain : Side
         The two sides.
     gradients : list of Call
-        Computes, from the weighted hidden means of both sides, the fields on layers that learn their variances and the
-        gradients of all couplings that have several factors.
+        Calls that compute the fields on layers with learned variances, and the gradients for all couplings with several
+        factors, from the weighted hidden means of both sides.
     """
 
     def __init__(self, arrays: FlatArrays, n: int, n_chains: int) -> None:

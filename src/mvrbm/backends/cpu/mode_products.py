@@ -1,9 +1,9 @@
-"""Products of a batch with the factors of a coupling, axis by axis, as plain matrix products (GEMM).
+"""Products of a batch with the factors of a coupling, computed axis by axis as plain matrix products (GEMM).
 
-A visible batch has shape (n, I_1, .., I_D), and a hidden batch (K_1, .., K_D, n). From visible to hidden, the last axis
-goes first: a product with a factor removes the last axis and inserts the new one in front, so that (n, I, J) becomes
-(L, n, I) and then (K, L, n). From hidden to visible, the order is reversed. No array has to be permuted, and the batch
-is part of the long side of every product.
+A visible batch has shape (n, I_1, .., I_D), and a hidden batch has shape (K_1, .., K_D, n). From visible to hidden, the
+last axis is processed first. Each product with a factor removes the last axis and inserts the new axis at the front, so
+that (n, I, J) becomes (L, n, I) and then (K, L, n). From hidden to visible, the order is reversed. No array has to be
+permuted, and the batch axis is part of the longer dimension in every product.
 """
 
 import math
@@ -19,30 +19,30 @@ from mvrbm.sampling import Layers
 
 
 class ModeProducts:
-    """Products of `n` samples with factors of given shapes (R, K_d, I_d). Buffers are allocated once.
+    """Products of `n` samples with factors of shape (R, K_d, I_d), using preallocated buffers.
 
-    `up`, `down` and `gradients` yield calls, which a backend collects once and repeats at every update, because
-    creating views of tensors takes longer than small products. `gradients` uses the intermediate results that the last
-    `up` and `down` have left in the buffers.
+    `up`, `down` and `gradients` yield calls. A backend collects these calls once and repeats them in every update,
+    because creating tensor views takes longer than small products. `gradients` uses the intermediate results that the
+    last `up` and `down` calls left in the buffers.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, int, int]], n: int, like: Tensor) -> None:
         last = len(shapes) - 1
         visible = [shape[2] for shape in shapes]
         hidden = [shape[1] for shape in shapes]
-        # Results of the product with each factor, except the last result in each direction.
+        # Intermediate results of the products with each factor, except for the last factor in each direction.
         self._ups = list[Tensor]()
         self._downs = list[Tensor]()
         for mode, (rank, _, _) in enumerate(shapes):
             others = n * math.prod(visible[:mode]) * math.prod(hidden[mode + 1 :])
             self._ups.append(like.new_empty((rank, hidden[mode], others) if mode > 0 else (0,)))
             self._downs.append(like.new_empty((rank, others, visible[mode]) if mode < last else (0,)))
-        # Operands of each factor: upwards (R or 1, .., I_d), and downwards (R or 1, K_d, ..).
+        # Operands for each factor, of shape (R or 1, .., I_d) upward and (R or 1, K_d, ..) downward.
         self._up_operands = [like] * len(shapes)
         self._down_operands = [like] * len(shapes)
 
     def up(self, factors: Sequence[Tensor], x: Tensor, out: Tensor, *, add: bool) -> Iterator[Call]:
-        """Write W x of a batch (n, area) to `out` (hidden area, n), or add it."""
+        """Write W x for a batch x of shape (n, area) to `out`, of shape (hidden area, n), or add it to `out`."""
         operand = x
         for mode in reversed(range(len(factors))):
             factor = factors[mode]
@@ -64,7 +64,7 @@ class ModeProducts:
             operand = self._ups[mode]
 
     def down(self, factors: Sequence[Tensor], y: Tensor, out: Tensor | None) -> Iterator[Call]:
-        """Write W' y of a batch (hidden area, n) to `out` (n, area). Without `out`, stop before the last product."""
+        """Write W' y for a batch y of shape (hidden area, n) to `out`, or stop before the last product if None."""
         last = len(factors) - 1
         operand = y
         for mode, factor in enumerate(factors):
@@ -79,13 +79,13 @@ class ModeProducts:
                 yield partial(
                     matmul_in_blocks, operand.view(rank * K, -1).t(), factor.view(rank * K, I), out.view(-1, I)
                 )
-            elif out is not None:  # a single mode: all terms have the same operand
+            elif out is not None:  # with a single mode, all terms have the same operand
                 yield partial(_times_sum, operand[0].t(), factor, out)
 
     def gradients(self, into: Sequence[Tensor], *, add: bool) -> Iterator[Call]:
-        """Write the gradients of the sum of <y, W x> over the batch to `into`, or add them.
+        """Write the gradients of the sum of <y, W x> over the batch to `into`, or add them to `into`.
 
-        x and y are the batches of the last calls of `up` and `down`.
+        x and y are the batches from the last calls to `up` and `down`.
         """
         for mode, target in enumerate(into):
             x = self._up_operands[mode]
@@ -99,12 +99,12 @@ class ModeProducts:
 
 
 def _times_sum(y: Tensor, terms: Tensor, out: Tensor) -> None:
-    """Write the product of `y` with the sum of several matrices to `out`."""
+    """Write the product of `y` and the sum of several matrices to `out`."""
     matmul_in_blocks(y, terms.sum(0), out)
 
 
 class ModeFields:
-    """The fields of a machine by mode products, for :func:`mvrbm.sampling.gibbs_step`."""
+    """Fields of a machine computed with mode products, for use in :func:`mvrbm.sampling.gibbs_step`."""
 
     def __init__(self, machine: BoltzmannMachine, layout: Layout, n: int) -> None:
         self.layers = machine.layers
@@ -116,7 +116,7 @@ class ModeFields:
         self._products = [ModeProducts(layer.factors, n, machine.like) for layer in layout.layers]
 
     def hidden_field(self, visible: Layers) -> Tensor:
-        """Return the field on the hidden layer, (n, *hidden shape)."""
+        """Return the field on the hidden layer, of shape (n, *hidden shape)."""
         states = [self.layers[layer.name].statistic(visible[layer.name]).flatten(1) for layer in self._layout.layers]
         field = states[0].new_empty(self._layout.hidden_area, len(states[0]))
         for m, x in enumerate(states):
@@ -124,7 +124,7 @@ class ModeFields:
         return field.t().contiguous().view(-1, *self._layout.hidden_shape)
 
     def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]:
-        """Return the field on each visible layer, (n, *layer shape)."""
+        """Return the field on each visible layer, of shape (n, *layer shape)."""
         y = self.hidden.statistic(hidden).flatten(1).t().contiguous()
         fields = {layer.name: hidden.new_empty(len(hidden), *layer.shape) for layer in self._layout.layers}
         for layer, products, factors in zip(self._layout.layers, self._products, self._factors, strict=True):

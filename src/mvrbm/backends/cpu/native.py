@@ -1,7 +1,7 @@
-"""The gradient on the CPU by the C code of :mod:`mvrbm.compiled`, where it was built.
+"""CPU backend that computes gradients with the C code from :mod:`mvrbm.compiled`, if it was built.
 
-The matrices of one sample are too small for general matrix products to be efficient. The C code finishes one sample
-while it is in the first-level cache, and distributes samples over threads dynamically.
+The matrices in one sample are too small for general matrix products to be efficient. The C code processes each sample
+completely while it is in the L1 cache, and distributes samples over threads dynamically.
 """
 
 import ctypes
@@ -22,26 +22,26 @@ from mvrbm.sampling import Layers
 from mvrbm.updates.gradient import WHOLE, Share
 from mvrbm.updates.state import TrainState
 
-# Multiplications per product of a batch with the couplings below which waking a thread takes longer than it helps.
+# Minimum number of multiplications per product of a batch with the couplings for which using threads is worthwhile.
 _WORTH_THREADS = 10**6
 
-# Multiplications per batch below which calling general matrix products takes longer than the products themselves.
+# Number of multiplications per batch below which the call overhead of general matrix products dominates.
 _SMALL_WORK = 10**6
-# With fewer rows than this, the C code reads V too often.
+# Number of rows below which the C code reads V too often.
 _FEW_ROWS = 8
-# The C code multiplies padding, and always computes U X, even where X V' is smaller. It is still faster than general
-# matrix products if it makes up to this many times as many multiplications.
+# The C code also multiplies padding, and always computes U X first, even if X V' is smaller. It is still faster than
+# general matrix products if it performs at most this many times as many multiplications.
 _MOST_WASTE = 2.5
-# Maximum number of entries of a matrix: the C code counts them in 32 bits.
+# Maximum number of entries in a matrix. The C code uses 32-bit indices.
 _LARGEST_MATRIX = 2**26
-# The C code reads dense weights from the second-level cache for every sample. It is slower than general matrix products
-# if there are more weights than this, and they are more than this part of all multiplications.
+# The C code reads dense weights from the L2 cache for every sample. It is slower than general matrix products if there
+# are more dense weights than the first limit and their fraction of all multiplications exceeds the second limit.
 _MOST_DENSE_WEIGHTS = 2**14
 _MOST_DENSE_PART = 0.2
 
 
 class NativeBackend(FlatBackend):
-    """Computes gradients by the C code with at most `threads` threads. The bits do not depend on their number."""
+    """Backend that runs the C code with at most `threads` threads. Results do not depend on the number of threads."""
 
     def __init__(self, settings: UpdateSettings, state: TrainState, threads: int) -> None:
         super().__init__(settings, state)
@@ -77,14 +77,14 @@ class NativeBackend(FlatBackend):
         job.data_weight = of_data / max(1, job.n_data)
         job.chain_weight = of_chain / max(1, job.n_chains)
         self._run(rng, [None, *self.layout.layers] * self._gibbs_steps)
-        del samples  # the C code has read them until here
+        del samples  # keep the samples alive until the C code has finished
 
     def draw_missing(self, state: TrainState, batch: Batch, steps: int, share: Share = WHOLE) -> Layers:
         job = self._memory.job
         layers = self.layout.layers
         masks = state.machine.as_masks(batch.known, batch.visible)
         samples = self._set_data({name: array.clone() for name, array in batch.visible.items()})
-        known = list[Tensor | None]()  # keeps the masks alive
+        known = list[Tensor | None]()  # keeps the masks alive while the C code reads them
         for layer, layout in zip(self._memory.layers, layers, strict=True):
             mask = masks[layout.name] if layout.name in batch.known else None  # without a mask, all entries are known
             known.append(None if mask is None else mask.contiguous())
@@ -97,7 +97,7 @@ class NativeBackend(FlatBackend):
         return {layout.name: array for layout, array in zip(layers, samples, strict=True)}
 
     def _set_data(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
-        """Pass a batch to the C code, and return its arrays, which have to stay alive until the job is done."""
+        """Pass a batch to the C code, and return its arrays, which must stay alive until the C code has finished."""
         samples = [batch[layout.name].to(self.arrays.params).contiguous() for layout in self.layout.layers]
         n = len(samples[0])
         for layer, layout, array in zip(self._memory.layers, self.layout.layers, samples, strict=True):
@@ -116,15 +116,15 @@ class NativeBackend(FlatBackend):
         Parameters
         ----------
         rng : RandomSource
-            Random numbers of the first draw.
+            Random source for the first draw.
         drawn : sequence of LayerLayout or None
-            The layer of each draw, in order. None stands for the hidden layer.
+            The layer sampled in each draw, in order. None denotes the hidden layer.
         """
         job = self._memory.job
         job.key, job.update, job.first_draw, job.first_row = rng.position
         normal = [self._normal_numbers(rng, number, layout) for number, layout in enumerate(drawn)]
         if job.filling:
-            # `normal` has an entry for the hidden layer at every step, but the first step does not draw it.
+            # `normal` has an entry for the hidden layer in every step, although the first step does not sample it.
             normal.insert(0, None)
         addresses = (None if numbers is None else numbers.data_ptr() for numbers in normal)
         job.normal = (ctypes.c_void_p * len(normal))(*addresses)
@@ -133,9 +133,9 @@ class NativeBackend(FlatBackend):
         self._code.contrast(ctypes.addressof(job))
 
     def _normal_numbers(self, rng: RandomSource, number: int, layout: LayerLayout | None) -> Tensor | None:
-        """Return the normal numbers of a draw of a Gaussian layer, or None for other layers.
+        """Return the normal random numbers used to sample a Gaussian layer, or None for other layers.
 
-        The C code computes the uniform numbers of other layers itself.
+        The C code generates the uniform random numbers for other layers itself.
         """
         gaussian = self.layout.hidden_gaussian if layout is None else layout.gaussian
         if not gaussian:
@@ -147,22 +147,23 @@ class NativeBackend(FlatBackend):
 
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | None:
-    """Return why this backend cannot compute a training run's updates, or None if it can."""
+    """Return why this backend does not support a training run, or None if it does."""
     code = compiled.library()
     if code is None:
         return "there is no compiled code of this version"
     if not has_fields_of(code):
-        return "the compiled code is of another version: install the package again"
+        return "the compiled code is of another version: reinstall the package"
     dtype = state.machine.like.dtype
     if dtype != torch.float32:
-        return f"its numbers are {dtype}, not torch.float32"
+        return f"its parameters are {dtype}, not torch.float32"
     return gemm.unsupported_reason(settings, state) or _slower_reason(settings, state, int(code.PAD))
 
 
 def _slower_reason(settings: UpdateSettings, state: TrainState, pad: int) -> str | None:
-    """Return why the C code cannot compute a training run, or is slower than general matrix products. None if neither.
+    """Return why the C code is unsuitable for a training run, or None if it is suitable.
 
-    U (K x I) and V (L x J) are the factors of a matrix X.
+    It is unsuitable if it does not support the training run or is slower than general matrix products. U (K x I) and
+    V (L x J) are the factors for a matrix X.
     """
     layout = Layout.of(state.machine)
     matrices = [layer for layer in layout.layers if layer.is_matrix]

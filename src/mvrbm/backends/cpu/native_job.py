@@ -1,4 +1,4 @@
-"""The description of a training run for the C code: its structures, and where each array is in the C code's buffers."""
+"""Description of a training run for the C code: C structures and the positions of all arrays in its buffers."""
 
 import ctypes
 import functools
@@ -10,24 +10,24 @@ from mvrbm.backends.cpu.flat_arrays import FlatArrays, FlatLayer
 from mvrbm.backends.layout import LayerLayout
 from mvrbm.random import philox
 
-# Bytes of the samples that are kept for the gradient of U. They have to fit the second-level cache.
+# Maximum size in bytes of the samples kept for the gradient of U, which must fit into the L2 cache.
 _GROUP_BYTES = 350_000
-# Maximum number of such samples.
+# Maximum number of samples kept for the gradient of U.
 _LARGEST_GROUP = 64
-# Minimum number of such samples: drawing missing entries keeps two versions of a sample.
+# Minimum number of samples kept. Sampling missing entries requires two versions of a sample.
 _SMALLEST_GROUP = 2
-# Maximum number of chunks of samples, each of which has a separate gradient.
+# Maximum number of sample chunks. Each chunk has a separate gradient.
 MOST_CHUNKS = 16
 
-# Kinds of units in the order of the enumeration in _native.c. The C code cannot call methods of units, so it has to
-# know how to draw each kind. This backend does not support other units, whose `sampled_as` is None.
+# Unit kinds, in the order of the enum in _native.c. The C code cannot call unit methods, so it implements sampling for
+# each kind. Units whose `sampled_as` is None are not supported by this backend.
 _KINDS = ("bernoulli", "gaussian", "categorical")
 
 _FLOATS = ctypes.c_void_p
 
 
 class Layer(ctypes.Structure):
-    """`Layer` of _native.c, which describes the fields."""
+    """The C structure `Layer`. Its fields are documented in _native.c."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("I", "J", "rank", "kind", "categories", "lines", "columns")),
@@ -39,7 +39,7 @@ class Layer(ctypes.Structure):
 
 
 class Job(ctypes.Structure):
-    """`Job` of _native.c, which describes the fields."""
+    """The C structure `Job`. Its fields are documented in _native.c."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("filling", "K", "L", "gaussian", "n_layers")),
@@ -59,7 +59,7 @@ class Job(ctypes.Structure):
 
 @functools.cache
 def has_fields_of(code: ModuleType) -> bool:
-    """Return whether the structures of the C code have the same sizes, and fields at the same places, as those here."""
+    """Return whether the structures in the compiled code match the sizes and field offsets defined here."""
     for structure, size, fields in ((Layer, code.layer_size, code.layer_fields), (Job, code.job_size, code.job_fields)):
         offsets = tuple((field[0], getattr(structure, field[0]).offset) for field in structure._fields_)
         if ctypes.sizeof(structure) != size or offsets != fields:
@@ -68,25 +68,25 @@ def has_fields_of(code: ModuleType) -> bool:
 
 
 class JobMemory:
-    """A job with everything that stays the same from update to update, and the buffers that the C code works in.
+    """A job with all values that are constant across updates, and the buffers used by the C code.
 
     Parameters
     ----------
     arrays : FlatArrays
         Parameters and gradient.
     data_mean : Tensor (*hidden shape)
-        Receives the weighted mean of the hidden layer over the data.
+        Output for the weighted mean hidden state over the data.
     threads : int
         Maximum number of threads.
     pad : int
-        The C code pads rows to a multiple of this many floats.
+        Number of floats to a multiple of which the C code pads each row.
 
     Attributes
     ----------
     job : Job
         The job.
     layers : array of Layer
-        Its layers.
+        The layers of the job.
     """
 
     def __init__(self, arrays: FlatArrays, data_mean: Tensor, threads: int, pad: int) -> None:
@@ -102,7 +102,7 @@ class JobMemory:
         job.n_layers = len(self.layers)
         job.layers = self.layers
         job.threads = threads
-        # Lengths of the buffers so far: parameters in padded rows, and the gradient of one chunk.
+        # Current lengths of the buffers for the padded parameters and for the gradient of one chunk.
         packed = 0
         gradient = 0
         for layer, own in zip(self.layers, arrays.layers, strict=True):
@@ -129,11 +129,11 @@ class JobMemory:
         job.scratch = self._scratch.data_ptr()
 
     def padded(self, columns: int) -> int:
-        """Return the number of columns of a padded row."""
+        """Return the number of columns in a padded row."""
         return padded(columns, self._pad)
 
     def _describe(self, layer: Layer, own: FlatLayer) -> None:
-        """Set the sizes of a layer, and the addresses of its parameters and gradients."""
+        """Set a layer's sizes and the addresses of its parameters and gradients."""
         layout = own.layout
         layer.I, layer.J = matrix_shape(layout)
         layer.rank = layout.rank
@@ -154,7 +154,7 @@ class JobMemory:
             layer.shift = own.shift.data_ptr()
 
     def _place(self, layer: Layer, layout: LayerLayout, packed: int, gradient: int) -> tuple[int, int]:
-        """Set the positions of a layer's arrays in the buffers, and return the lengths of the buffers after it."""
+        """Set the positions of a layer's arrays in the buffers, and return the new buffer lengths."""
         job = self.job
         K = job.K
         columns = self.padded(layer.J)
@@ -187,7 +187,7 @@ class JobMemory:
 
 
 def matrix_shape(layout: LayerLayout) -> tuple[int, int]:
-    """Return the number of rows and columns of a layer in the C code. A layer with a dense coupling is one row."""
+    """Return the number of rows and columns that the C code uses for a layer. Dense layers have a single row."""
     return (layout.rows, layout.columns) if layout.is_matrix else (1, layout.area)
 
 

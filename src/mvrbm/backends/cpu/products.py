@@ -1,8 +1,9 @@
-"""Matrix products and elementwise functions on the CPU whose bits do not depend on the number of threads.
+"""CPU matrix products and elementwise functions with results that do not depend on the number of threads.
 
 BLAS divides a product among its threads in ways that change the last bits of sums, and PyTorch computes the last
-entries of each thread's part with different instructions. `matmul_in_blocks` and `in_blocks` cut the work into blocks
-according to its size alone. Threads take blocks on demand, and PyTorch and BLAS compute each block with one thread.
+entries in each thread's part with different instructions. `matmul_in_blocks` and `in_blocks` therefore divide the work
+into blocks that depend only on its size. Threads process blocks on demand, and PyTorch and BLAS compute each block with
+a single thread.
 """
 
 import functools
@@ -16,24 +17,24 @@ from torch import Tensor
 
 from mvrbm.devices import one_thread
 
-# Multiplications of a block of a product. Handing a smaller block to a thread takes longer than it helps.
+# Number of multiplications per block of a matrix product. Smaller blocks are not worth passing to another thread.
 _BLOCK_MULTIPLICATIONS = 2**23
-# Entries of a block of an elementwise function, for the same reason.
+# Number of entries per block of an elementwise function. Smaller blocks are not worth passing to another thread.
 _BLOCK_ENTRIES = 2**17
 # Maximum number of blocks.
 _MOST_BLOCKS = 16
-# A product is cut along its inner axis only if that is this many times longer than the axes of the result: the partial
-# sums need additional memory.
+# A product is divided along its inner axis only if that axis is at least this many times longer than the axes of the
+# result, because the partial sums require additional memory.
 _MUCH_LONGER = 8
 # Maximum pool size. Threads start on demand.
 _MOST_THREADS = 64
 
-#: A function with its arguments, which can be called any number of times.
+#: A function and its arguments, which can be called repeatedly.
 Call = Callable[[], object]
 
 
 def matmul_in_blocks(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None:
-    """Write a matrix product (m, k) (k, n) to `into` (m, n), or add it to `into`."""
+    """Write the product of matrices of shape (m, k) and (k, n) to `into`, or add it to `into`."""
     m, k = a.shape
     n = b.shape[1]
     threads = torch.get_num_threads()
@@ -61,9 +62,9 @@ def matmul_in_blocks(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -
 
 
 def in_blocks(function: Callable[..., object], *tensors: Tensor) -> None:
-    """Call a function on blocks of samples of the given tensors. It must treat every sample independently.
+    """Apply a function to blocks of samples in the given tensors. The function must process samples independently.
 
-    Samples are along the first axis or, if the first tensor is a transposed matrix, along the last axis.
+    Samples are along the first axis, or along the last axis if the first tensor is a transposed matrix.
     """
     threads = torch.get_num_threads()
     n_blocks = min(_MOST_BLOCKS, tensors[0].numel() // _BLOCK_ENTRIES)
@@ -77,13 +78,13 @@ def in_blocks(function: Callable[..., object], *tensors: Tensor) -> None:
 
 
 def compute(calls: Iterable[Call]) -> None:
-    """Make calls one after another."""
+    """Execute calls in order."""
     for call in calls:
         call()
 
 
 def _matmul(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None:
-    """Write a matrix product to `into`, or add it, by one call of BLAS."""
+    """Write a matrix product to `into`, or add it to `into`, with a single BLAS call."""
     if add:
         into.addmm_(a, b)
     else:
@@ -91,12 +92,12 @@ def _matmul(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None:
 
 
 def _cuts(length: int, n_blocks: int) -> list[slice]:
-    """Cut an axis into blocks of nearly equal lengths."""
+    """Divide an axis into blocks of nearly equal length."""
     return [slice(length * i // n_blocks, length * (i + 1) // n_blocks) for i in range(n_blocks)]
 
 
 def _share(calls: Sequence[Call], threads: int) -> None:
-    """Distribute calls over this thread and up to `threads` - 1 others, which take them on demand."""
+    """Execute calls on demand in the current thread and up to `threads` - 1 other threads."""
     waiting = iter(calls)
 
     def work() -> None:
@@ -106,11 +107,11 @@ def _share(calls: Sequence[Call], threads: int) -> None:
     others = [_pool(os.getpid()).submit(work) for _ in range(min(threads, len(calls)) - 1)]
     work()
     for other in others:
-        if not other.cancel():  # a thread that has not started yet has nothing left to do
+        if not other.cancel():  # all calls are done, so threads that have not started yet are not needed
             other.result()
 
 
 @functools.cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Return the thread pool of a process. A forked process inherits no threads, and gets a new pool."""
+    """Return the thread pool for a process. A forked process does not inherit threads and requires a new pool."""
     return ThreadPoolExecutor(_MOST_THREADS, "mvrbm-products", torch.set_num_threads, (1,))

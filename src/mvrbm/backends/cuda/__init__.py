@@ -1,16 +1,16 @@
-"""Backends by Triton kernels, for GPUs.
+"""GPU backends based on Triton kernels.
 
-`epochs` has the base class of all of them. There are three families:
+Their common base class is in `epochs`. There are three families:
 
-* `per_sample` (kernels in `per_sample_kernels`): small matrices, with or without a label, one program per sample. It
-  shares `flat`, its base class, with the next family.
-* `tensor` (`tensor_kernel`): arrays of order 3 to 6, one program per sample.
-* `full_matrix`: couplings formed as full matrices, products of whole batches. `full_layout` places the layers in these
-  matrices, and `full_buffers` holds all arrays on the device. The kernels are in `full_kernels` (Gibbs steps and
-  gradients), `full_step` (the update rule), `full_variances` (learned variances), and `full_tempering` with
-  `full_exchange` (tempered chains).
+* `per_sample` (kernels in `per_sample_kernels`): small matrices, with or without a label, using one program per sample.
+* `tensor` (kernel in `tensor_kernel`): arrays of order 3 to 6, using one program per sample. `per_sample` and `tensor`
+  share the base class in `flat`.
+* `full_matrix`: couplings expanded to full matrices, using batched matrix products. `full_layout` defines the positions
+  of the layers in these matrices, and `full_buffers` contains all arrays on the device. The kernels are in
+  `full_kernels` (Gibbs steps and gradients), `full_step` (update rule), `full_variances` (learned variances), and
+  `full_tempering` with `full_exchange` (tempered chains).
 
-`step_kernels` has the update rule for all of them, `draws` the means and draws of layers, and `overlap` how launches
-follow each other. `graph_step` is for :mod:`mvrbm.backends.graph`. Nothing here is imported without Triton, except the
-modules that choose and launch kernels.
+All families share `step_kernels` (update rule), `draws` (means and samples of layers) and `overlap` (overlapping kernel
+launches). `graph_step` is used by :mod:`mvrbm.backends.graph`. Without Triton, only the modules that select and launch
+kernels are imported.
 """

@@ -1,4 +1,4 @@
-"""Means and draws of layers in Triton kernels, with the random numbers that :mod:`mvrbm.random` defines."""
+"""Means and samples of layers in Triton kernels, using the random numbers defined in :mod:`mvrbm.random`."""
 
 # mypy: ignore-errors
 import triton
@@ -9,22 +9,22 @@ from mvrbm.random.kernels import normal_pairs, uniform_entries, uniform_pairs
 
 @triton.jit
 def _odds(field):
-    """Return the inverse of the logistic function of a field."""
+    """Return the reciprocal of the logistic function of a field."""
     return 1.0 + tl.exp2(-1.4426950408889634 * field)
 
 
 @triton.jit
 def mean(field, GAUSSIAN: tl.constexpr):
-    """Return the mean of a layer in a field that includes its bias."""
+    """Return the mean of a layer, given its field including the bias."""
     if not GAUSSIAN:
-        root = tl.rsqrt(_odds(field))  # one instruction, where a division takes eight
+        root = tl.rsqrt(_odds(field))  # one instruction instead of eight for a division
         field = root * root
     return field
 
 
 @triton.jit
 def draw_layer(field, numbers, GAUSSIAN: tl.constexpr):
-    """Draw a layer in a field that includes its bias, with normal or uniform numbers."""
+    """Sample a layer from its field, including the bias, using normal or uniform random numbers."""
     if GAUSSIAN:
         return field + numbers
     # The entry is 1 where the uniform number is below the logistic function. Use the sign bit: from the 1-bit result of
@@ -36,9 +36,9 @@ def draw_layer(field, numbers, GAUSSIAN: tl.constexpr):
 @triton.jit
 def matrix_numbers(key, update, sample, draw, DRAWN: tl.constexpr, COLUMNS: tl.constexpr, GAUSSIAN: tl.constexpr,
                    HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """Return the random numbers of one sample's matrix with `COLUMNS` columns, in a tile (HEIGHT, WIDTH).
+    """Return random numbers for one sample's matrix with `COLUMNS` columns, as a tile of shape (HEIGHT, WIDTH).
 
-    Only the first `DRAWN` samples are drawn; other programs skip the work.
+    Only programs for the first `DRAWN` samples generate random numbers. Other programs skip this work.
     """
     if sample < DRAWN:
         line, pair = tl.arange(0, HEIGHT)[:, None], tl.arange(0, WIDTH // 2)[None, :]
@@ -53,12 +53,12 @@ def matrix_numbers(key, update, sample, draw, DRAWN: tl.constexpr, COLUMNS: tl.c
 
 @triton.jit
 def draw_categories(field, numbers, exists, CATEGORIES: tl.constexpr):
-    """Draw one-hot rows along the last axis, (n, sites, categories), with one uniform number per site, (n, sites)."""
+    """Sample one-hot vectors of shape (n, sites, categories), using uniform random numbers of shape (n, sites)."""
     high = tl.max(tl.where(exists, field, float("-inf")), axis=2)[:, :, None]
     mass = tl.where(exists, tl.exp(field - high), 0.0)
     level = (numbers * tl.sum(mass, axis=2))[:, :, None]
     below = (tl.cumsum(mass, axis=2) <= level) & exists
-    # The last sum can be slightly below the total because of rounding.
+    # The last cumulative sum can be slightly below the total because of rounding.
     category = tl.minimum(tl.sum(below.to(tl.int32), axis=2), CATEGORIES - 1)[:, :, None]
     chosen = tl.arange(0, field.shape[2])[None, None, :] == category
     return tl.where(chosen & exists, 1.0, 0.0)
@@ -66,5 +66,5 @@ def draw_categories(field, numbers, exists, CATEGORIES: tl.constexpr):
 
 @triton.jit
 def site_numbers(key, update, rows, sites, draw, COLUMNS: tl.constexpr):
-    """Return one uniform number for each site of each row, (n, 1) and (1, w) -> (n, w); lines have `COLUMNS` sites."""
+    """Return one uniform number per site and row: (n, 1) and (1, w) -> (n, w). Each line has `COLUMNS` sites."""
     return uniform_entries(key, rows, sites // COLUMNS, sites % COLUMNS, update, draw, COLUMNS)

@@ -1,7 +1,8 @@
-"""The base class of all backends by Triton kernels: epochs, divergence, and CUDA graphs of many updates.
+"""Base class for all Triton backends: epochs, divergence checks, and CUDA graphs of many updates.
 
-A kernel backend trains one machine, or several of the same shapes side by side. It keeps data, parameters, momenta and
-chains on the device, in buffers that CUDA graphs read and write; `load` and `store` convert from and to the states.
+A kernel backend trains one machine, or several machines with the same shapes in parallel. It keeps data, parameters,
+momenta and chains on the device, in buffers that CUDA graphs read and write. `load` and `store` convert between these
+buffers and the states.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import fail, first_not_finite
 
-# Updates between two checks for divergence. A check reads the parameters back, which waits for the GPU.
+# Number of updates between two checks for divergence. A check synchronizes with the GPU.
 _UPDATES_UNCHECKED = 5000
 
 
 @dataclass(frozen=True)
 class RunShape:
-    """The numbers of a training run that buffers and compiled kernels depend on."""
+    """The sizes in a training run that buffers and compiled kernels depend on."""
 
     models: int
     n_samples: int
     batch_size: int
-    #: Chains of each model, at all temperatures together.
+    #: Number of chains per model, summed over all temperatures.
     n_chains: int
     temperatures: int
-    #: Gibbs steps per update.
+    #: Number of Gibbs steps per update.
     steps: int
     persistent: bool
     normalized: bool
@@ -48,7 +49,7 @@ class RunShape:
 
     @classmethod
     def of(cls, settings: Sequence[UpdateSettings], sources: Sequence[Source]) -> RunShape:
-        """Return the shape of a training run of several models."""
+        """Return the shape for a training run with one or more models."""
         recipe = settings[0].recipe
         negative = settings[0].negative
         n_samples = int(sources[0].n_samples or 0)
@@ -68,12 +69,12 @@ class RunShape:
 
     @property
     def n_coldest(self) -> int:
-        """Number of chains at the lowest temperature, the last ones, which stand for the model."""
+        """Number of chains at the lowest temperature, which represent the model. They come last."""
         return self.n_chains // self.temperatures
 
     @property
     def rows(self) -> int:
-        """Number of samples or chains of a model, whichever is larger."""
+        """Batch size or number of chains per model, whichever is larger."""
         return max(self.batch_size, self.n_chains if self.persistent else 0)
 
     @property
@@ -82,35 +83,35 @@ class RunShape:
         return -(-self.n_samples // self.batch_size)
 
     def n_valid(self, batch: int) -> int:
-        """Return the number of samples of a batch of the epoch: the last batch may be short."""
+        """Return the number of samples in a given batch. The last batch of an epoch may be smaller."""
         return min(self.batch_size, self.n_samples - batch * self.batch_size)
 
     def batch_of_chains(self, rows: Tensor) -> Tensor:
-        """Return the row that each chain starts at, each row as often as needed, the same at all temperatures."""
+        """Return the initial row for each chain. Rows are repeated as needed and are the same at all temperatures."""
         return rows[torch.arange(self.n_chains, device=rows.device) % self.n_coldest % len(rows)]
 
 
 class PackedForm(Protocol):
-    """Converts the parameters and momenta of a state to flat arrays, and back."""
+    """Protocol for converters between the parameters and momenta in a state and flat arrays."""
 
     def pack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None: ...
     def unpack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None: ...
 
 
 class KernelBackend(EpochBackend):
-    """Computes epochs of one state, or of several with machines of the same shapes, on flat parameters.
+    """Base class for Triton backends, for one state or for several states whose machines have the same shapes.
 
-    Subclasses build their buffers for a *signature*, a value that holds everything that compiled kernels, graphs and
-    the shapes of buffers depend on. Another training run with an equal signature can use the same buffers.
+    Subclasses build their buffers for a *signature*, which contains everything that compiled kernels, graphs and buffer
+    shapes depend on. Another training run with an equal signature can reuse the buffers.
     """
 
-    #: Updates per graph: enough to make the launch of the graph negligible, few enough to capture it quickly.
+    #: Number of updates per graph: enough to make the launch overhead negligible, and few enough to capture quickly.
     updates_per_graph: int
-    #: Whether the kernels draw missing entries of the data.
+    #: Whether the kernels can sample missing entries in the data.
     draws_missing = False
-    #: Everything that graphs and the shapes of buffers depend on, except the recipes.
+    #: Everything that graphs and buffer shapes depend on, except the recipes.
     signature: Hashable
-    #: The conversion of each model's state.
+    #: Converter for each model's state.
     packings: Sequence[PackedForm]
 
     def __init__(
@@ -124,7 +125,7 @@ class KernelBackend(EpochBackend):
         self._keys = torch.zeros(self.run.models, dtype=torch.int64, device=self._device)
         self._graphed = self._device.type == "cuda"
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        # The changing buffers at the last check for divergence, and the number of updates at that time.
+        # Copies of the mutable buffers at the last check for divergence, and the number of updates at that time.
         self._kept: tuple[tuple[Tensor, ...], int] = ((), 0)
         self._unchecked = 0
 
@@ -132,34 +133,34 @@ class KernelBackend(EpochBackend):
     def signature_of(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> Hashable:
-        """Return the signature that a backend for another training run would have."""
+        """Return the signature of a backend for another training run."""
 
     @property
     @abstractmethod
     def params(self) -> Tensor:
-        """The flat parameters of all models, (models, size)."""
+        """The flat parameters of all models, of shape (models, size)."""
 
     @property
     @abstractmethod
     def momenta(self) -> Tensor:
-        """The flat momenta of all models, (models, size)."""
+        """The flat momenta of all models, of shape (models, size)."""
 
     @abstractmethod
     def changing(self) -> tuple[Tensor, ...]:
-        """Return everything that an update reads and changes."""
+        """Return the buffers that carry state from one update to the next."""
 
     @abstractmethod
     def clear_gradients(self) -> None:
-        """Set the gradients to zero, as every series of updates expects them."""
+        """Set the gradients to zero, as required at the start of each series of updates."""
 
     @abstractmethod
     def load_run(self, states: Sequence[TrainState], sources: Sequence[Source]) -> None:
-        """Copy the data, scales and everything else of a training run into the buffers, except the states."""
+        """Copy a training run's data, scales and other inputs into the buffers, except for the states."""
 
     def continues_with(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> bool:
-        """Use the buffers and graphs for other data and states if the signatures are equal; return whether they are."""
+        """Reuse the buffers and graphs for other data and states if the signatures match. Return whether they do."""
         if [one.recipe for one in settings] != self._recipes:
             return False
         for one, source in zip(settings, sources, strict=True):
@@ -194,15 +195,15 @@ class KernelBackend(EpochBackend):
         return diverged
 
     def rates(self) -> Tensor:
-        """Return the table of rates, one row per model; see `N_RATES` of `step_kernels`."""
+        """Return the table of rates, with one row per model (see `N_RATES` in `step_kernels`)."""
         rows = [rates_row(recipe) for recipe in self._recipes]
         return torch.tensor(rows, dtype=torch.float32, device=self._device)
 
     def _check(self, states: Sequence[TrainState]) -> list[bool]:
-        """Return which models have parameters that are not finite.
+        """Return which models have non-finite parameters.
 
-        A single model returns to the last check and raises `DivergenceError`. Of several models, those that diverged
-        keep their parameters.
+        If there is a single model, restore its state from the last check and raise `DivergenceError`. If there are
+        several models, models that diverged keep their parameters.
         """
         self._unchecked = 0
         finite = torch.isfinite(self.params).all(1).tolist()
@@ -227,17 +228,17 @@ class KernelBackend(EpochBackend):
 
     @abstractmethod
     def chain_data(self, number: int) -> dict[str, Tensor]:
-        """Return a model's chains in the units of the data, each layer of the shape that states keep."""
+        """Return a model's chains in data units, in the shapes used in states."""
 
     @abstractmethod
     def set_chains(self, number: int, data: Mapping[str, Tensor]) -> None:
-        """Continue a model's chains from the chains of a state."""
+        """Load a model's chains from a state."""
 
     # -- an epoch ---------------------------------------------------------------------------------
 
     @torch.no_grad()
     def epoch(self, states: Sequence[TrainState], orders: Tensor, stopped: Callable[[], bool]) -> int:
-        """Go through the data once. The kernels cannot stop within an epoch."""
+        """Train on the remaining batches of an epoch. The kernels cannot stop within an epoch."""
         n_batches = self.run.n_batches
         start = states[0].batch
         update = states[0].update
@@ -256,19 +257,19 @@ class KernelBackend(EpochBackend):
 
     @abstractmethod
     def start_chains(self, number: int, rows: Tensor) -> None:
-        """Start a model's persistent chains at samples of its data, each sample as often as needed.
+        """Initialize a model's persistent chains from samples of its data, repeating samples as needed.
 
-        This is `start_chains` of :mod:`mvrbm.backends.base` for data that is on the device in the form of the kernels.
+        This is equivalent to :func:`mvrbm.backends.base.start_chains`, for data on the device in the kernels' format.
         """
 
     @abstractmethod
     def compute_updates(self, first: int, count: int, update: int) -> None:
-        """Compute `count` updates from batch `first` of the epoch on. The first has the number `update`."""
+        """Compute `count` updates, starting at batch `first` of the epoch. The first update has number `update`."""
 
     def replay(self, key: Hashable, launch: Callable[[int], None], count: int) -> None:
-        """Launch `count` updates, on a GPU by the graph with this key, which the first call captures."""
+        """Launch `count` updates. On a GPU, replay the graph with this key, which the first call captures."""
         if self._graphed and key not in self._graphs:
-            # Compile the kernels before the capture, and undo what they have computed.
+            # Compile the kernels before the capture, and restore the buffers that this run modifies.
             kept = self._snapshot()
             launch(min(count, 2))
             torch.cuda.synchronize(self._device)
@@ -285,7 +286,7 @@ class KernelBackend(EpochBackend):
 
 
 def rates_row(recipe: Recipe) -> list[float]:
-    """Return a recipe's row in the table of rates; see `N_RATES` of `step_kernels`."""
+    """Return a recipe's row in the table of rates (see `N_RATES` in `step_kernels`)."""
     rate = float(recipe.learning_rate or 0.0)
     decay = 0.0 if recipe.rate_decay is None else 1 / recipe.rate_decay
     end = 1 / recipe.planned_updates if recipe.linear_decay and recipe.planned_updates else 0.0
@@ -293,7 +294,7 @@ def rates_row(recipe: Recipe) -> list[float]:
 
 
 def launches_overlap(device: torch.device) -> bool:
-    """Return whether a GPU can start a launch before the previous one has ended; see `overlap`."""
+    """Return whether a GPU can start a kernel before the previous kernel has finished (see `overlap`)."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)
@@ -305,14 +306,14 @@ def power_of_two(size: int) -> int:
 
 
 def default_precision(machine: BoltzmannMachine) -> str:
-    """Return the precision of products: 16 bits if no units are Gaussian, so that states are at most 1."""
+    """Return the precision for products: 16 bits if no units are Gaussian, because states are then at most 1."""
     return "tf32" if any(unit.gaussian for unit in (machine.hidden, *machine.layers.values())) else "fp16"
 
 
 def unsupported_reason(
     settings: UpdateSettings, state: TrainState, source: Source, *, masked: bool = False
 ) -> str | None:
-    """Return why no Triton kernels can compute a training run, None if some may; see `UpdateSettings` for `masked`."""
+    """Return why no Triton backend supports a training run, or None if one may (see `UpdateSettings` for `masked`)."""
     like = state.machine.like
     if like.dtype != torch.float32:
         return f"its parameters are {like.dtype}"

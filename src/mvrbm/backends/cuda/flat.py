@@ -1,4 +1,4 @@
-"""The base class of the backends with one program per sample, on the flat parameters of `mvrbm.backends.layout`."""
+"""Base class for backends with one program per sample, using the flat parameters from `mvrbm.backends.layout`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mvrbm.couplings.base import equalize_norms
 from mvrbm.data.sources import Source
 from mvrbm.updates.state import TrainState
 
-# Parameters per program of the kernel that makes a step.
+# Number of parameters per program in the step kernel.
 _APPLY_BLOCK = 256
-# Every model's parameters begin at a multiple of this number, so that loads can read four numbers at a time.
+# Alignment of each model's parameters, which allows vectorized loads of four values.
 _ALIGNMENT = 16
 
 
 class TransposedPacking(Packing):
-    """A packing with the weights of labels transposed, (classes, hidden units): a category's weights are contiguous."""
+    """A packing with transposed label weights, of shape (classes, hidden units), so that each class is contiguous."""
 
     def __init__(self, state: TrainState, layout: Layout, *, normalized: bool) -> None:
         super().__init__(state, layout, normalized=normalized)
@@ -47,7 +47,7 @@ class TransposedPacking(Packing):
         super().unpack(state, params, momenta)
 
     def _label_weights(self, *arrays: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weights of each label in flat arrays, and its number of classes."""
+        """Yield each label's weights in the flat arrays, and its number of classes."""
         for label in self._labels:
             for array in arrays:
                 yield array[label.parameters_at :][: self._hidden_area * label.area], label.area
@@ -55,12 +55,12 @@ class TransposedPacking(Packing):
 
 @dataclass(frozen=True)
 class FlatSignature:
-    """The signature of a backend with one program per sample; see `KernelBackend`."""
+    """The signature of a backend with one program per sample (see `KernelBackend`)."""
 
     run: RunShape
     layout: Layout
     precision: str
-    #: The dtype of each layer's data on the device, and the factor that converts it to states.
+    #: The dtype of each layer's data on the device, and the factor that converts the data to states.
     formats: tuple[tuple[torch.dtype, float], ...]
 
     @classmethod
@@ -71,7 +71,7 @@ class FlatSignature:
         sources: Sequence[Source],
         precision: str | None,
     ) -> FlatSignature:
-        """Return the signature of a training run of several models."""
+        """Return the signature for a training run with one or more models."""
         machine = states[0].machine
         rank = max(layer.rank for state in states for layer in Layout.of(state.machine).layers)
         layout = Layout.of(machine, rank if len(states) > 1 else None)
@@ -84,30 +84,30 @@ class FlatSignature:
 
     @property
     def halves(self) -> bool:
-        """Whether operands of products have 16 bits."""
+        """Whether the operands of products have 16 bits."""
         return self.precision == "fp16"
 
     @property
     def dot_precision(self) -> str:
-        """The precision that products of float32 operands have in Triton."""
+        """The Triton input precision for products of float32 operands."""
         return "tf32" if self.halves else self.precision
 
 
 @dataclass(frozen=True)
 class SampleData:
-    """The data of all models on the device."""
+    """Training data for all models on the device."""
 
-    #: Each layer's samples, flat, one copy if all models share them.
+    #: Flattened samples for each layer. Samples shared by all models are stored only once.
     arrays: list[Tensor]
-    #: The category of every sample, if a layer is a label.
+    #: Category of each sample, if a layer is a label.
     labels: Tensor
-    #: Factor and offset that convert samples to the units of the flat form, (models, states).
+    #: Factor and offset, of shape (models, states), that convert samples to the units of the flat form.
     scale: Tensor
     shift: Tensor
 
     @classmethod
     def allocate(cls, signature: FlatSignature, device: torch.device) -> SampleData:
-        """Return uninitialized data."""
+        """Allocate uninitialized data."""
         run = signature.run
         copies = 1 if run.shared_data else run.models
         layers = signature.layout.layers
@@ -121,7 +121,7 @@ class SampleData:
         return cls(arrays, labels, scale, shift)
 
     def load(self, signature: FlatSignature, sources: Sequence[Source], packings: Sequence[Packing]) -> None:
-        """Copy data to the device, bytes as bytes, once if all models share it."""
+        """Copy the data to the device, keeping byte data as bytes. Data shared by all models is copied only once."""
         machine = sources[0].machine
         copies = sources[:1] if signature.run.shared_data else sources
         for layer, array in zip(signature.layout.layers, self.arrays, strict=True):
@@ -140,27 +140,27 @@ class SampleData:
 
 @dataclass(frozen=True)
 class FlatBuffers:
-    """Parameters and everything that steps need, on the device. Models are `stride` numbers apart."""
+    """Parameters and all other buffers for steps, on the device. Consecutive models are `stride` elements apart."""
 
     stride: int
-    # A launch may read one set of parameters and write the other. The first one is current between launches.
+    # A launch may read one set of parameters and write the other. Between launches, the first set is current.
     params: Tensor  # (2, models, size)
     momenta: Tensor  # (2, models, size)
-    # With steps in the next launch, one gradient is read, one added to and one cleared.
+    # If steps are part of the next launch, one gradient is read, one is accumulated and one is cleared.
     gradients: Tensor  # (3, models, size)
-    gains: Tensor  # (2, models, factors, terms): a factor's gain is the sum over its terms
-    sizes: Tensor  # (models, factors, blocks): the largest entry of a factor in each block, or no blocks
-    multiplier: Tensor  # (models, size): factor of gradients; see Packing.multiplier
-    gain_of: Tensor  # (size,): number of the factor; -1 for biases, the number of factors for the weights of a label
+    gains: Tensor  # (2, models, factors, terms); a factor's gain is the sum over terms
+    sizes: Tensor  # (models, factors, blocks); largest entry of a factor in each block, may be empty
+    multiplier: Tensor  # (models, size); multiplier for gradients (see Packing.multiplier)
+    gain_of: Tensor  # (size,); factor index, -1 for biases, number of factors for label weights
     rates: Tensor
-    clock: Tensor  # number of the update that batch 0 of this epoch would have
+    clock: Tensor  # update number that corresponds to batch 0 of this epoch
     chains: Tensor  # (models, chains, states)
 
     @classmethod
     def allocate(
         cls, signature: FlatSignature, rates: Tensor, *, terms: int, by_blocks: bool, chain_dtype: torch.dtype
     ) -> FlatBuffers:
-        """Return empty buffers. With `by_blocks`, steps keep the largest entries of factors."""
+        """Allocate buffers. If `by_blocks` is True, steps record the largest entries of the factors."""
         layout = signature.layout
         models = signature.run.models
         size = layout.size
@@ -191,10 +191,11 @@ class FlatBuffers:
 
 
 class FlatBackend(KernelBackend):
-    """Computes epochs with one program per sample: gradients add up in memory, and `apply` makes the steps.
+    """Base class for backends with one program per sample. Gradients are accumulated in memory.
 
-    The precision of the products is "fp16", "tf32", "tf32x3" or "ieee". The first two have operands of 11 significant
-    bits and sums in float32, on tensor cores; states above 65,504 do not fit fp16. The last is plain float32.
+    The precision of matrix products is "fp16", "tf32", "tf32x3" or "ieee". "fp16" and "tf32" use tensor cores, with
+    operands of 11 significant bits and sums in float32. States above 65,504 cannot be represented in fp16. "ieee" is
+    plain float32.
     """
 
     updates_per_graph = 1000
@@ -220,7 +221,7 @@ class FlatBackend(KernelBackend):
 
     @abstractmethod
     def allocate(self) -> FlatBuffers:
-        """Choose the kernels' launch settings, and return buffers for them."""
+        """Choose the launch settings for the kernels, and allocate matching buffers."""
 
     def signature_of(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
@@ -291,18 +292,18 @@ class FlatBackend(KernelBackend):
 
     @abstractmethod
     def launch_series(self, first: int, count: int) -> None:
-        """Launch `count` updates from batch `first` on."""
+        """Launch `count` updates, starting at batch `first`."""
 
     def data_stride(self, layer: LayerLayout) -> int:
-        """Return the number of entries between the data of two models."""
+        """Return the number of elements between the data of consecutive models."""
         return 0 if self.run.shared_data else self.n_samples * layer.area
 
     def launch_options(self) -> dict[str, bool]:
-        """Return how launches overlap."""
+        """Return the launch options for overlapping kernels."""
         return {"launch_pdl": True} if self._overlapping else {}
 
     def find_sizes(self, layer: LayerLayout) -> None:
-        """Find the largest entry of each factor of a layer, as the steps that follow will do."""
+        """Compute the largest entry of each factor in a layer, as later steps do."""
         sizes = self._buffers.sizes
         sizes.zero_()
         start = layer.parameters_at
@@ -312,7 +313,7 @@ class FlatBackend(KernelBackend):
             start = end
 
     def launch_step(self, turn: int, batch: int) -> None:
-        """Launch the step of a batch, from the buffers of launch `turn` of a series, to the first set of parameters."""
+        """Launch the step for a batch, using the buffers of launch `turn`, and write the first set of parameters."""
         from mvrbm.backends.cuda.step_kernels import apply
 
         buffers = self._buffers
@@ -329,10 +330,10 @@ class FlatBackend(KernelBackend):
 
 
 def n_factors(layout: Layout) -> int:
-    """Return the number of factors that have gains: those of labels have none."""
+    """Return the number of factors with gains. Label weights have none."""
     return sum(len(layer.factors) for layer in layout.layers if not layer.is_label)
 
 
 def tile_of(size: int) -> int:
-    """Return the smallest power of two that a product accepts and that an axis of this size fits into."""
+    """Return the smallest valid tile size for a product (a power of two) that is at least the size of the axis."""
     return max(16, power_of_two(size))

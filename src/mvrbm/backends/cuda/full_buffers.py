@@ -1,4 +1,4 @@
-"""Signature, buffers and launch settings of the backend that forms full matrices."""
+"""Signature, buffers and launch settings for the `full_matrix` backend."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from mvrbm.data.sources import Source, masks_of
 from mvrbm.devices import n_processors
 from mvrbm.updates.state import TrainState
 
-# Rows of states are padded to a multiple of this number, which all tiles of rows divide.
+# Row counts of states are padded to a multiple of this value, which is divisible by all row tile sizes.
 _ROWS = 128
-# Fraction of the processors that must have a tile of a product.
+# Minimum fraction of the multiprocessors that must have a tile of a product.
 _BUSY = 0.6
 # Number of samples to convert at a time.
 _PIECE = 4096
-# Largest number of rows that `gather` copies at a time.
+# Maximum number of rows that `gather` copies at a time.
 _MOST_GATHERED = 256
 
 
 @dataclass(frozen=True)
 class FullSignature:
-    """The signature of the backend that forms full matrices; see `KernelBackend`."""
+    """The signature of the `full_matrix` backend (see `KernelBackend`)."""
 
     run: RunShape
     layout: FullLayout
     precision: str
     hidden_gaussian: bool
-    #: Whether entries of the data are missing, and the number of Gibbs steps that draw them.
+    #: Whether the data has missing entries, and the number of Gibbs steps used to sample them.
     masked: bool
     missing_steps: int
-    #: Whether layers are centered, and whether the offset of the hidden layer follows the data.
+    #: Whether layers are centered, and whether the hidden offset is a running mean over the data.
     centered: bool
     follows: bool
 
@@ -51,7 +51,7 @@ class FullSignature:
         sources: Sequence[Source],
         precision: str | None,
     ) -> FullSignature:
-        """Return the signature of a training run of several models."""
+        """Return the signature for a training run with one or more models."""
         machines = [state.machine for state in states]
         first = machines[0]
         ranks = {name: max(factor_rank(machine.links[name]) for machine in machines) for name in first.layers}
@@ -72,35 +72,35 @@ class FullSignature:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of operands."""
+        """The dtype of the operands of matrix products."""
         return torch.float16 if self.precision == "fp16" else torch.float32
 
     @property
     def dot_precision(self) -> str:
-        """The precision that products of batches have in Triton."""
+        """The Triton input precision for products with batches."""
         return "tf32" if self.precision == "fp16" else self.precision
 
     @property
     def exact_precision(self) -> str:
-        """The precision of the products that form full matrices. Entries that are rounded to 16 bits need only tf32."""
+        """The precision of the products that form full matrices. For results rounded to 16 bits, tf32 is sufficient."""
         return {"ieee": "ieee", "fp16": "tf32"}.get(self.precision, "tf32x3")
 
     @property
     def terms(self) -> int:
-        """Number of norms that the gain of a factor sums, a power of two."""
+        """Number of norms summed in the gain for a factor (a power of two)."""
         return power_of_two(max(1, *(layer.rank for layer in self.layout.layers)))
 
 
 @dataclass(frozen=True)
 class Operands:
-    """The data of all models as operands of products, on the device; once if all models share it."""
+    """Training data on the device, as operands of products. Data shared by all models is stored only once."""
 
     samples: Tensor  # (copies, n_samples, visible)
-    known: Tensor  # bytes of the same shape, 0 where an entry is missing; (1,) without missing entries
+    known: Tensor  # bytes of the same shape, 0 for missing entries, or of shape (1,) if none are missing
 
     @classmethod
     def allocate(cls, signature: FullSignature, device: torch.device) -> Operands:
-        """Return data of zeros, except for the column of ones."""
+        """Allocate data filled with zeros, except for the column of ones."""
         run = signature.run
         shape = 1 if run.shared_data else run.models, run.n_samples, signature.layout.visible
         samples = torch.zeros(shape, dtype=signature.dtype, device=device)
@@ -108,7 +108,7 @@ class Operands:
         return cls(samples, torch.ones(shape if signature.masked else 1, dtype=torch.uint8, device=device))
 
     def load(self, layout: FullLayout, sources: Sequence[Source], packings: Sequence[FullPacking]) -> None:
-        """Convert the data of each source."""
+        """Convert the data from each source and copy it to the device."""
         for number in range(len(self.samples)):
             source = sources[number]
             packing = packings[number]
@@ -129,25 +129,25 @@ class Operands:
 
 @dataclass(frozen=True)
 class FullParameters:
-    """Parameters and everything that steps need. Models are `stride` numbers apart.
+    """Parameters and all other buffers for steps. Consecutive models are `stride` elements apart.
 
-    An update reads the parameters of one index and writes those of the other. The first are current between series.
+    An update reads one set of parameters and writes the other. Between series of updates, the first set is current.
     """
 
     stride: int
     params: Tensor  # (2, models, size)
     momenta: Tensor  # (2, models, size)
-    gradients: Tensor  # (2, models, stride), with the scratch memory
-    gains: Tensor  # (2, models, factors, terms): a factor's gain is the sum over its terms
-    multiplier: Tensor  # (models, size); see FullPacking.multiplier
+    gradients: Tensor  # (2, models, stride), including scratch memory
+    gains: Tensor  # (2, models, factors, terms); a factor's gain is the sum over terms
+    multiplier: Tensor  # (models, size) (see FullPacking.multiplier)
     rates: Tensor
-    clock: Tensor  # (2,): number of the update and of the batch that a series starts with
-    #: Full matrices (models, hidden, visible), two if layers are centered, which compares old and new ones.
+    clock: Tensor  # (2,); update number and batch number at the start of a series
+    #: Full matrices, each of shape (models, hidden, visible). Centering requires two, to compare old and new values.
     weights: list[Tensor]
 
     @classmethod
     def allocate(cls, signature: FullSignature, rates: Tensor) -> FullParameters:
-        """Return parameters of zeros."""
+        """Allocate parameters filled with zeros."""
         layout = signature.layout
         models = signature.run.models
         device = rates.device
@@ -170,9 +170,10 @@ class FullParameters:
 
 @dataclass(frozen=True)
 class FullStates:
-    """States, means and draws of samples and chains, as rows: data first, then all chains, then the coldest chains.
+    """States, hidden means and hidden samples for the data and the chains, with one row per sample or chain.
 
-    Only chains at several temperatures have separate rows for the coldest ones.
+    Rows for the data come first, followed by all chains. If there are several temperatures, separate rows for the
+    coldest chains follow.
     """
 
     chains_at: int
@@ -180,12 +181,12 @@ class FullStates:
     visible: Tensor  # (models, rows, visible)
     means: Tensor  # (models, rows, hidden)
     draws: Tensor  # (models, rows of chains or data, hidden)
-    visible_sums: Tensor  # (models, 2, visible): over data, and over chains
+    visible_sums: Tensor  # (models, 2, visible); sums over data and over chains
     hidden_sums: Tensor  # (models, 2, hidden)
 
     @classmethod
     def allocate(cls, signature: FullSignature, device: torch.device) -> FullStates:
-        """Return states of zeros, except for the column of ones."""
+        """Allocate states filled with zeros, except for the column of ones."""
         run = signature.run
         layout = signature.layout
         chains_at = padded(run.batch_size, _ROWS)
@@ -207,22 +208,22 @@ class FullStates:
 
 @dataclass(frozen=True)
 class FullOffsets:
-    """Offsets of centering: of the visible layers, and a running mean of the hidden layer."""
+    """Centering offsets for the visible layers, and a running mean of the hidden layer."""
 
     center: Tensor  # (models, visible)
-    # (2, models * hidden + models): the running means, and for each model a positive number once it has one.
+    # (2, models * hidden + models); running means, and a value per model that is positive once the mean is initialized.
     hidden: Tensor
 
     @classmethod
     def allocate(cls, signature: FullSignature, device: torch.device) -> FullOffsets:
-        """Return offsets of zeros."""
+        """Allocate offsets filled with zeros."""
         models = signature.run.models
         layout = signature.layout
         center = torch.zeros(models, layout.visible, device=device)
         return cls(center, torch.zeros(2, models * (layout.hidden + 1), device=device))
 
     def current(self, layout: FullLayout) -> tuple[Tensor, Tensor]:
-        """Return views of the running means, (models, hidden), and of the numbers that tell whether there is one."""
+        """Return views of the running means, of shape (models, hidden), and of the values that mark them as valid."""
         models = len(self.center)
         means, begun = self.hidden[0].split([models * layout.hidden, models])
         return means.view(models, layout.hidden), begun
@@ -230,32 +231,32 @@ class FullOffsets:
 
 @dataclass(frozen=True)
 class FullVariances:
-    """What layers that learn their variances need; see `full_variances`. All are (models, visible)."""
+    """Buffers for learned variances (see `full_variances`), each of shape (models, visible)."""
 
-    start: Tensor  # log-variances at the start
+    start: Tensor  # initial log-variances
     ratios: Tensor  # s_0 / s
-    squares: Tensor  # each column's share of its layer's power
+    squares: Tensor  # contribution of each column to the power of its layer
 
     @classmethod
     def allocate(cls, signature: FullSignature, device: torch.device) -> FullVariances:
-        """Return variances that have not changed."""
+        """Allocate buffers that represent unchanged variances."""
         shape = signature.run.models, signature.layout.visible
         return cls(*(make(shape, device=device) for make in (torch.zeros, torch.ones, torch.zeros)))
 
 
 @dataclass(frozen=True)
 class FullLaunch:
-    """How the kernels are launched."""
+    """Launch settings for the kernels."""
 
-    #: A row for each layer; see the constants of `full_kernels`.
+    #: One row per layer (see the constants in `full_kernels`).
     layers: tuple[tuple[int, ...], ...]
-    #: Programs of `build` that form full matrices or copy the next batch.
+    #: Number of `build` programs that form full matrices or copy the next batch.
     n_tiles: int
-    #: Rows that `gather` copies at a time.
+    #: Number of rows that `gather` copies at a time.
     gathered: int
-    #: Width of a tile that holds any factor.
+    #: Width of a tile that is large enough for any factor.
     edge: int
-    #: Tiles of the products upwards, downwards and of the gradient.
+    #: Tile sizes for the upward products, the downward products and the gradient.
     tile_up: tuple[int, int]
     tile_down: tuple[int, int]
     tile_gradient: tuple[int, int]
@@ -263,7 +264,7 @@ class FullLaunch:
 
     @classmethod
     def of(cls, signature: FullSignature, device: torch.device, *, overlapping: bool) -> FullLaunch:
-        """Return the launch settings of a training run."""
+        """Return the launch settings for a training run."""
         from mvrbm.backends.cuda.full_kernels import GATHERED, KINDS
 
         run = signature.run
@@ -291,7 +292,7 @@ class FullLaunch:
         rows_up = run.n_chains + (run.batch_size if run.persistent else 0)
         tile_down = tile_of(run.n_chains, layout.visible, run.models, processors)
         if any(layer.kind == "categorical" and layer.pitch > tile_down[1] for layer in layout.layers):
-            tile_down = TILE, TILE  # a tile must hold all categories of a site
+            tile_down = TILE, TILE  # a tile must contain all categories of a site
         return cls(
             layers=tuple(rows),
             n_tiles=first,
@@ -305,21 +306,21 @@ class FullLaunch:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of launches without large products, which start before the previous launch has ended.
+        """Options for launches without large products, which start before the previous launch has finished.
 
-        Large products would take processors from the previous launch. They start when its programs have only results to
-        write.
+        Large products would compete with the previous launch for multiprocessors. They start once the programs of that
+        launch only have to write their results.
         """
         return {"PDL": True, "launch_pdl": True} if self.overlapping else {"PDL": False}
 
     @property
     def product_options(self) -> dict[str, Any]:
-        """Options of products of batches."""
+        """Options for products with batches."""
         return {"BK": TILE, "num_warps": 4, "num_stages": 4, **self.options}
 
 
 def tile_of(rows: int, columns: int, models: int, processors: int) -> tuple[int, int]:
-    """Return the largest tile of a product of which there are enough to keep the processors busy, or the smallest."""
+    """Return the largest tile size that yields enough tiles to keep all multiprocessors busy, or the smallest one."""
     for tile in ((64, 64), (64, 32)):
         if -(-rows // tile[0]) * -(-columns // tile[1]) * models >= _BUSY * processors:
             return tile

@@ -1,10 +1,11 @@
-r"""The Triton kernels of chains at several temperatures, in addition to `full_kernels`: parallel tempering.
+r"""Triton kernels for parallel tempering, which complement `full_kernels`.
 
-As in :mod:`mvrbm.sampling.tempering`, a layer at inverse temperature :math:`\beta` is in the field
-:math:`f_0 + \beta (f - f_0)`, where `base` is :math:`f_0`, the field of the center of all states. Chains are rows, the
-hottest first, with equally many at each temperature. After a Gibbs step, states of neighboring temperatures are
-exchanged with the probability that follows from `differences`, the change of every chain's free energy, which
-`downwards` and `upwards` add up. The coldest chains stand for the model; they are copied to separate rows.
+As in :mod:`mvrbm.sampling.tempering`, the field on a layer at inverse temperature :math:`\beta` is
+:math:`f_0 + \beta (f - f_0)`, where :math:`f_0` (`base`) is the field induced by the center of all states. Each chain
+is a row. The hottest chains come first, and all temperatures have the same number of chains. After a Gibbs step, states
+at neighboring temperatures are exchanged with a probability determined by `differences`, the change in each chain's
+free energy, which `downwards` and `upwards` accumulate. The coldest chains represent the model and are copied to
+separate rows.
 """
 
 # mypy: ignore-errors
@@ -18,13 +19,13 @@ from mvrbm.random.kernels import uniform_entries
 
 @triton.jit
 def beta_of(chains, CHAINS: tl.constexpr, TEMPERATURES: tl.constexpr):
-    """Return the inverse temperatures of chains, given by their numbers."""
+    """Return the inverse temperatures of chains, given their indices."""
     return (chains // (CHAINS // TEMPERATURES)).to(tl.float32) / (TEMPERATURES - 1)
 
 
 @triton.jit
 def other_beta(chains, turn, CHAINS: tl.constexpr, TEMPERATURES: tl.constexpr):
-    """Return the inverse temperatures of the chains' partners at a turn, and which chains have a partner."""
+    """Return the inverse temperatures of the chains' exchange partners, and whether each chain has a partner."""
     number = chains // (CHAINS // TEMPERATURES)
     other = tl.where((number + turn) % 2 == 0, number + 1, number - 1)
     return other.to(tl.float32) / (TEMPERATURES - 1), (other >= 0) & (other < TEMPERATURES)
@@ -32,15 +33,15 @@ def other_beta(chains, turn, CHAINS: tl.constexpr, TEMPERATURES: tl.constexpr):
 
 @triton.jit
 def turn_of(turns, clock, batch, gibbs_step, STEPS: tl.constexpr):
-    """Return the temperature that the first pair of a step starts with, 0 or 1."""
+    """Return the index (0 or 1) of the first temperature in the first pair of a step."""
     return (tl.load(turns) + (tl.load(clock) + batch) * STEPS + gibbs_step) % 2
 
 
 @triton.jit
 def exchanges_before(gibbs_step, turn, TEMPERATURES: tl.constexpr):
-    """Return how many exchanges of an update come before a step, each of which takes one draw.
+    """Return the number of exchanges in an update that precede a step. Each exchange uses one draw.
 
-    Two temperatures have a pair at every second turn only.
+    With two temperatures, there is a pair only at every second turn.
     """
     if TEMPERATURES > 2:  # noqa: SIM108  (a compile-time branch)
         count = gibbs_step
@@ -52,7 +53,7 @@ def exchanges_before(gibbs_step, turn, TEMPERATURES: tl.constexpr):
 @triton.jit
 def hidden_base(weight, middle, base, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
                 PDL: tl.constexpr):  # fmt: skip
-    """Compute the field of the center of all visible states on the hidden layer."""
+    """Compute the field that the center of all visible states induces on the hidden layer."""
     model = tl.program_id(1).to(tl.int64)
     units = tl.program_id(0) * BM + tl.arange(0, BM)
     field = tl.zeros([BM], tl.float32)
@@ -68,7 +69,7 @@ def hidden_base(weight, middle, base, HIDDEN: tl.constexpr, VISIBLE: tl.constexp
 @triton.jit
 def visible_base(weight, bias, hidden, base, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, STRIDE: tl.constexpr,
                  BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Compute the field on the visible layers of the mean hidden layer at beta = 0, whose field is `hidden`."""
+    """Compute the field that the hidden means at beta = 0 induce on the visible layers, given the hidden field."""
     model = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(0) * BN + tl.arange(0, BN)
     field = tl.zeros([BN], tl.float32)
@@ -89,17 +90,17 @@ def exchange(
     COLDEST_AT: tl.constexpr, VISIBLE: tl.constexpr, LAST: tl.constexpr, SUMMED: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Propose to exchange the states of pairs of temperatures, which the Metropolis rule accepts or not.
+    """Exchange the states of pairs of temperatures according to the Metropolis rule.
 
-    After the `LAST` step, copy the coldest chains, and add them up where `SUMMED`.
+    After the last step (`LAST`), copy the coldest chains and, if `SUMMED`, sum them.
 
-    A program has a single warp, so that all threads have read the differences before one of them sets these to zero.
+    Each program has a single warp, so that all threads have read the differences before a thread resets them to zero.
     """
     chain, pair, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     EACH: tl.constexpr = CHAINS // TEMPERATURES
     states += model.to(tl.int64) * (ALL_ROWS * VISIBLE)
     turn = turn_of(turns + model, clock, batch, gibbs_step, STEPS)
-    number = 2 * pair + turn  # the hotter temperature of the pair
+    number = 2 * pair + turn  # index of the hotter temperature in the pair
     at = number * EACH + chain
     hot, cold = states + (CHAINS_AT + at) * VISIBLE, states + (CHAINS_AT + EACH + at) * VISIBLE
     paired = number + 1 < TEMPERATURES

@@ -1,29 +1,29 @@
-r"""The Triton kernels of updates whose couplings are formed as full matrices: products of whole batches.
+r"""Triton kernels for updates with couplings expanded to full matrices, using batched products.
 
-A coupling of rank R takes R products of small matrices per sample. From some rank on, one product with the full matrix
-:math:`W` takes less time, and its gradient :math:`G` gives the gradients of the factors:
+A coupling of rank R requires R products of small matrices per sample. For large R, a single product with the full
+matrix :math:`W` is faster. The gradients for the factors follow from its gradient :math:`G`:
 :math:`\partial U_r = \sum_{lj} G_{kl,ij} V_r^{lj}` and :math:`\partial V_r = \sum_{ki} G_{kl,ij} U_r^{ki}`.
 
-Layers are in units of their statistic (Gaussian: x / s, with the scale s at the start). All visible layers are columns
-of one array, (rows, VISIBLE). Each layer starts at a multiple of a tile's width; padding is zero, except for the last
-column, which is all ones. Hidden means have a one after the last unit. The products of the gradient then contain the
-sums that biases need. `W` is (HIDDEN, VISIBLE), padded with zeros, as are the rows of states beyond the data and the
-chains. Lines of a layer have an even number of columns, so that pairs of columns, which share a random counter, are
-always in one line.
+Layers are in units of their statistic (for Gaussian layers, x / s with the initial scale s). All visible layers are
+columns of one array of shape (rows, VISIBLE). Each layer starts at a multiple of the tile width. Padding is zero,
+except for the last column, which contains ones. Hidden means have a one after the last unit. The products for the
+gradient therefore contain the sums required for the biases. `W` has shape (HIDDEN, VISIBLE) and is padded with zeros,
+as are the rows of states after the data and the chains. Each line of a layer has an even number of columns, so that
+pairs of columns, which share a random counter, are always in the same line.
 
-The flat parameters of a model, `STRIDE` numbers apart, are the parameters of all couplings, the padded visible bias,
-the padded hidden bias, and the padded log-variances if a layer learns them. Scratch memory follows, for the gradient
-`G` of every coupling with factors.
+The flat parameters of a model are the parameters of all couplings, the padded visible bias, the padded hidden bias, and
+the padded log-variances if a layer learns them. They are followed by scratch memory for the gradient `G` of each
+coupling with factors. Consecutive models are `STRIDE` elements apart.
 
 An update consists of these launches:
 
-* `downwards` and `upwards` in turn, for the Gibbs steps that draw missing entries of the data;
-* `upwards` (means of the data, draws of the chains), `downwards`, and `upwards` again (means of the chains);
-* `gradients`, and `vary` of `full_variances` for learned variances;
-* the kernels of `full_step`.
+* `downwards` and `upwards` alternately, for the Gibbs steps that sample missing entries in the data
+* `upwards` (means for the data, samples for the chains), `downwards`, and `upwards` again (means for the chains)
+* `gradients`, and `vary` from `full_variances` for learned variances
+* the kernels in `full_step`
 
-Chains at several temperatures need the kernels of `full_exchange` in addition. The tuple `LAYERS` has a row for each
-visible layer, with the entries that the constants below number.
+Chains at several temperatures also require the kernels in `full_exchange`. The tuple `LAYERS` has one row per visible
+layer. The constants below are the indices of the entries in a row.
 """
 
 # mypy: ignore-errors
@@ -37,33 +37,33 @@ from mvrbm.backends.cuda.overlap import begin_next, fresh, wait
 from mvrbm.random.kernels import normal_pairs, uniform_pairs
 from mvrbm.sampling.tempered_kernels import softplus
 
-#: Columns of data per program: few, so that many programs share the rows.
+#: Number of data columns per program, small so that many programs share the rows.
 GATHERED = tl.constexpr(16)
 #: Kinds of units, by :attr:`mvrbm.units.Unit.sampled_as`.
 KINDS = ("bernoulli", "gaussian", "categorical")
 
-# Entries of a row of `LAYERS`: number of the kind of units in `KINDS`.
+# Entries in a row of `LAYERS`: index of the unit kind in `KINDS`.
 KIND = tl.constexpr(0)
 # First column.
 FIRST = tl.constexpr(1)
-# Number of columns, with padding.
+# Number of columns, including padding.
 WIDTH = tl.constexpr(2)
 # Sizes I and J of a sample.
 ROWS = tl.constexpr(3)
 COLUMNS = tl.constexpr(4)
-# Distance of rows: entry (i, j) has column FIRST + i PITCH + j.
+# Stride between rows: entry (i, j) is in column FIRST + i PITCH + j.
 PITCH = tl.constexpr(5)
-# Number of Kronecker products; 0 for a dense coupling.
+# Number of Kronecker products, or 0 for a dense coupling.
 RANK = tl.constexpr(6)
 # Position of U (R, K, I), then V (R, L, J), in the flat parameters.
 FACTORS = tl.constexpr(7)
-# Position of the full matrix (H, I J); the gradient is (K I, L J) where there are factors.
+# Position of the full matrix (H, I J), or of its gradient (K I, L J) if there are factors.
 FULL = tl.constexpr(8)
-# Number of sites in the last axis of a categorical layer's sites, 1 for a single category.
+# Length of the last site axis of a categorical layer, or 1 for a single category.
 SITE_COLUMNS = tl.constexpr(9)
-# Position of the terms of the gain of U; those of V follow.
+# Position of the terms of the gain for U, which are followed by the terms for V.
 GAINS = tl.constexpr(10)
-# Number of the layer's first program in `build`, and of the first program after the layer.
+# Index of the layer's first program in `build`, and of the first program after the layer.
 PROGRAMS = tl.constexpr(11)
 END = tl.constexpr(12)
 # Width as a power of two if the layer learns its variances (see `full_variances`), otherwise 0.
@@ -75,7 +75,7 @@ def gather(
     data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, N: tl.constexpr,
     ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr, CENTERED: tl.constexpr,
 ):  # fmt: skip
-    """Copy the samples of batch `batch` to the first rows of the states, and add them up if layers are centered."""
+    """Copy the samples of batch `batch` to the first rows of the states, and sum them if layers are centered."""
     copy_batch(
         data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tl.program_id(0),
         tl.program_id(1), N, ALL_ROWS, VISIBLE, BG, CENTERED,
@@ -87,7 +87,7 @@ def copy_batch(
     data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tile, model, N: tl.constexpr,
     ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr, CENTERED: tl.constexpr,
 ):  # fmt: skip
-    """Copy one tile of columns of the samples of a batch."""
+    """Copy one tile of columns for the samples in a batch."""
     columns = tile * GATHERED + tl.arange(0, GATHERED)
     order += model * order_stride + (tl.load(clock + 1) + batch) * N
     total = tl.zeros([GATHERED], tl.float32)
@@ -114,11 +114,11 @@ def upwards(
     COMPARE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute means or draws of the hidden layer for tiles of states, from `FIRST_TILE` on.
+    """Compute means or samples of the hidden layer for tiles of states, starting at `FIRST_TILE`.
 
-    States from row `CHAINS_AT` on are chains. Means go to the rows of their states, and draws to `samples`. With
-    `SUMMED`, means are also added up. With several `TEMPERATURES`, every chain is drawn at its temperature; with
-    `COMPARE`, the kernel instead adds the change in free energy that an exchange would cause to `differences`.
+    Rows from `CHAINS_AT` onward are chains. Means are written to the rows of their states, and samples are written to
+    `samples`. If `SUMMED`, means are also summed. With several `TEMPERATURES`, each chain has its own temperature.
+    If `COMPARE`, the kernel instead adds the change in free energy that an exchange would cause to `differences`.
     """
     tile_m, tile_n, model = tl.program_id(0) + FIRST_TILE, tl.program_id(1), tl.program_id(2)
     of_data = tile_m * BM < CHAINS_AT
@@ -134,7 +134,7 @@ def upwards(
     biases = fresh(bias + model * STRIDE + columns, True)  # prefetch: the load completes while the loop runs
     for k in range(0, VISIBLE, BK):
         field = tl.dot(tl.load(x + k), tl.load(w + k), acc=field, input_precision=PRECISION)
-    begin_next(PDL)  # the next product may start: writing results needs few processors
+    begin_next(PDL)  # the next product may start, because writing results occupies few multiprocessors
     own = rows if of_data else rows - CHAINS_AT
     n_chains = CHAINS if PERSISTENT else n_valid
     valid = own < (n_valid if of_data else n_chains)
@@ -172,14 +172,14 @@ def upwards(
 
 @triton.jit
 def unit_exists(units, UNITS: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr):
-    """Return which columns of the hidden layer are units, rather than padding."""
+    """Return which columns of the hidden layer are units instead of padding."""
     return (units < UNITS) & (units % HIDDEN_PITCH < L)
 
 
 @triton.jit
 def _draw_pairs(field, key, update, draw, rows, column, PITCH_: tl.constexpr, COLUMNS_: tl.constexpr,
                 GAUSSIAN: tl.constexpr):  # fmt: skip
-    """Draw a tile of a layer in a field that includes its bias. `column` has the first column of each pair."""
+    """Sample a tile of a layer from its field, including the bias. `column` is the first column of each pair."""
     line, pair = (column // PITCH_)[None, :], (column % PITCH_ // 2)[None, :]
     if GAUSSIAN:
         numbers = normal_pairs(key, rows[:, None], line, pair, update, draw, COLUMNS_)
@@ -197,11 +197,11 @@ def downwards(
     VARIES: tl.constexpr, FILL: tl.constexpr, START: tl.constexpr, TEMPERATURES: tl.constexpr, STEPS: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Draw all visible layers of the chains, given draws of the hidden layer. With `SUMMED`, add up the draws.
+    """Sample all visible layers of the chains, given samples of the hidden layer. If `SUMMED`, sum the results.
 
-    With `FILL`, draw the missing entries of the data instead; with `START`, without the hidden layer. With several
-    `TEMPERATURES`, every chain is drawn at its temperature, and the kernel adds the visible layers' share to
-    `differences`. `draw` is the draw of the first layer.
+    If `FILL`, sample the missing entries in the data instead. If `START`, do so without the hidden layer. With several
+    `TEMPERATURES`, each chain is sampled at its temperature, and the kernel adds the visible layers' contribution to
+    `differences`. `draw` is the draw number for the first layer.
     """
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = tile_m * BM + tl.arange(0, BM)
@@ -278,11 +278,11 @@ def gradients(
     FOLLOWS: tl.constexpr, VARIES: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    r"""Compute the gradients of biases and full matrices: the mean over chains minus the mean over data.
+    r"""Compute the gradients for biases and full matrices: the mean over chains minus the mean over data.
 
-    With `CENTERED`, the gradient of the matrices is :math:`G - s_h \mu^\top - \lambda s^\top`, where s and :math:`s_h`
-    are the gradients of the biases, :math:`\mu` is the center, and :math:`\lambda` the hidden offset. With `FOLLOWS`,
-    this is a running mean over the data.
+    If `CENTERED`, the gradient for the matrices is :math:`G - s_h \mu^\top - \lambda s^\top`, where s and :math:`s_h`
+    are the gradients for the biases, :math:`\mu` is the center, and :math:`\lambda` is the hidden offset. If `FOLLOWS`,
+    the hidden offset is a running mean over the data.
     """
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     units = tile_m * BM + tl.arange(0, BM)
@@ -303,7 +303,7 @@ def gradients(
             begun = tl.load(offset + tl.num_programs(2) * HIDDEN + model, cache_modifier=".cg")
     for k in range(0, N, BK):
         G = tl.dot(tl.load(h + k * HIDDEN), tl.load(x + k * VISIBLE), acc=G, input_precision=PRECISION)
-    # A short batch counts in proportion.
+    # A smaller batch is weighted in proportion to its size.
     per_sample = 1.0 / N
     per_chain = per_sample
     if PERSISTENT:
@@ -322,7 +322,7 @@ def gradients(
             tl.store(gradient + VISIBLE_BIAS + VISIBLE + units, of_hidden, mask=units < UNITS)
         G -= of_hidden[:, None] * mu[None, :]
         if FOLLOWS:
-            keep = tl.where(begun > 0, 0.99, 0.0)  # zero as long as there is no running mean
+            keep = tl.where(begun > 0, 0.99, 0.0)  # zero until the running mean is initialized
             follow = keep * old + (1 - keep) * of_data / n_valid
             G -= follow[:, None] * of_visible[None, :]
             if tile_n == 0:
@@ -352,7 +352,7 @@ def gradients(
 def matrix_at(
     units, i, j, RANK_: tl.constexpr, I: tl.constexpr, J: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr
 ):  # fmt: skip
-    """Return where the gradient of a full matrix has its entries: (K I, L J) where there are factors, or (H, I J)."""
+    """Return the positions of a full matrix's gradient entries: (K I, L J) if there are factors, or (H, I J)."""
     k, l = units // HIDDEN_PITCH, units % HIDDEN_PITCH
     if RANK_ > 0:
         return ((k * I * L + l) * J)[:, None] + (i * (L * J) + j)[None, :]

@@ -1,9 +1,10 @@
-"""Positions of parameters and states in the form that `full_kernels` works on, and the conversion from and to a state.
+"""Layout of parameters and states for `full_kernels`, and conversion to and from a state.
 
-All visible layers are columns of one array, in units of their statistic, each from a multiple of a tile on. The flat
-parameters are the parameters of all couplings, the visible bias of every column, the hidden bias, and the log-variance
-of every column if a layer learns it. Unlike :mod:`mvrbm.backends.layout`, biases are padded like the columns, and are
-not shifted by the offsets of centering. A packing keeps the scales that layers have when it is built.
+All visible layers are stored as columns of one array, in units of their statistic. Each layer starts at a multiple of
+the tile size. The flat vector contains the parameters of all couplings, the visible bias for each column, the hidden
+bias, and the log-variance for each column if any layer learns it. Unlike in :mod:`mvrbm.backends.layout`, biases are
+padded like the columns and are not shifted by the centering offsets. A packing keeps the layer scales from the time of
+its construction.
 """
 
 from __future__ import annotations
@@ -20,70 +21,71 @@ from mvrbm.couplings import Coupling
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.updates.state import TrainState, is_factor
 
-#: Widths of layers are padded to multiples of this number, which all tiles divide.
+#: Layer widths are padded to a multiple of this value, which is divisible by all tile sizes.
 TILE = 64
 
 
 @dataclass(frozen=True)
 class FullLayer:
-    """One visible layer: its columns, and the positions of its coupling's parameters."""
+    """Columns of one visible layer, and positions of its coupling's parameters."""
 
     name: str
     kind: str
     shape: tuple[int, ...]
-    #: First column, and number of columns with padding.
+    #: First column, and number of columns including padding.
     first: int
     width: int
-    #: Distance of rows of a sample: entry (i, j) has column `first + i * pitch + j`.
+    #: Stride between rows of a sample. Entry (i, j) is in column `first + i * pitch + j`.
     pitch: int
-    #: Number of Kronecker products, 0 for a dense coupling.
+    #: Number of Kronecker products, or 0 for a dense coupling.
     rank: int
-    #: Position of the coupling's parameters.
+    #: Index of the coupling's first parameter.
     parameters_at: int
-    #: Position of the gradient of the full matrix in the scratch memory, for a coupling with factors.
+    #: Position of the full matrix's gradient in scratch memory, for a coupling with factors.
     scratch_at: int
-    #: Number of the layer's first factor.
+    #: Index of the layer's first factor.
     factor: int
     learns_variance: bool
 
     @property
     def rows(self) -> int:
-        """Rows of a sample: all axes but the last."""
+        """Number of rows in a sample (all axes except the last)."""
         return math.prod(self.shape[:-1])
 
     @property
     def columns(self) -> int:
-        """Columns of a sample: the last axis."""
+        """Number of columns in a sample (the last axis)."""
         return self.shape[-1]
 
     @property
     def site_columns(self) -> int:
-        """Length of the last axis of a categorical layer's sites, 1 for a single category."""
+        """Length of the last site axis of a categorical layer, or 1 for a single category."""
         return self.shape[-2] if len(self.shape) > 1 else 1
 
     def places(self) -> Tensor:
-        """Return the column of every entry, (rows * columns,)."""
+        """Return the column index of each entry, of shape (rows * columns,)."""
         return (self.first + _grid(self.rows, self.columns, self.pitch)).flatten()
 
 
 @dataclass(frozen=True)
 class FullLayout:
-    """Positions of all parameters in the flat array. Scratch memory for gradients of full matrices follows them."""
+    """Positions of all parameters in the flat array, which ends with scratch memory for full-matrix gradients."""
 
     layers: tuple[FullLayer, ...]
     hidden_shape: tuple[int, ...]
-    #: Name and position of every parameter of the couplings.
+    #: Name and position of each coupling parameter.
     parameters: tuple[tuple[str, int], ...]
-    #: Number of parameters of the couplings.
+    #: Number of coupling parameters.
     couplings_size: int
-    #: Entries of the scratch memory.
+    #: Number of entries in the scratch memory.
     scratch: int
 
     @classmethod
     def of(cls, machine: BoltzmannMachine, ranks: Mapping[str, int]) -> FullLayout:
-        """Return the layout of a machine.
+        """Return the layout for a machine.
 
-        Couplings with factors are padded to `ranks`, by the name of their layer; rank 0 is a dense coupling.
+        `ranks` maps layer names to the ranks to which couplings with factors are padded. Rank 0 denotes a dense
+        coupling.
         """
         n_hidden = math.prod(machine.hidden.shape)
         layers: list[FullLayer] = []
@@ -116,32 +118,32 @@ class FullLayout:
 
     @property
     def hidden_rows(self) -> int:
-        """Rows of the hidden layer: all axes but the last."""
+        """Number of rows in the hidden layer (all axes except the last)."""
         return math.prod(self.hidden_shape[:-1])
 
     @property
     def hidden_columns(self) -> int:
-        """Columns of the hidden layer: the last axis."""
+        """Number of columns in the hidden layer (the last axis)."""
         return self.hidden_shape[-1]
 
     @property
     def hidden_pitch(self) -> int:
-        """Distance of rows of the hidden layer."""
+        """Stride between rows of the hidden layer."""
         return even(self.hidden_columns)
 
     @property
     def units(self) -> int:
-        """Number of columns of the hidden layer, including the padding between rows. A column of ones follows."""
+        """Number of columns for the hidden layer, including padding between rows. A column of ones follows."""
         return self.hidden_rows * self.hidden_pitch
 
     @property
     def hidden(self) -> int:
-        """Padded number of columns of the hidden layer."""
+        """Padded number of columns for the hidden layer."""
         return padded(self.units + 1)
 
     @property
     def visible(self) -> int:
-        """Padded number of columns of all visible layers."""
+        """Padded number of columns for all visible layers."""
         return sum(layer.width for layer in self.layers)
 
     @property
@@ -151,7 +153,7 @@ class FullLayout:
 
     @property
     def varies(self) -> bool:
-        """Whether a layer learns its variances."""
+        """Whether any layer learns its variances."""
         return any(layer.learns_variance for layer in self.layers)
 
     @property
@@ -166,7 +168,7 @@ class FullLayout:
 
     @property
     def variances(self) -> int:
-        """Position of the log-variances, after the biases."""
+        """Position of the log-variances, which follow the biases."""
         return self.hidden_bias + self.hidden
 
     @property
@@ -175,11 +177,11 @@ class FullLayout:
         return self.variances + (self.visible if self.varies else 0)
 
     def full_at(self, layer: FullLayer) -> int:
-        """Return the position of a dense coupling, or of the gradient of the full matrix of one with factors."""
+        """Return the position of a dense coupling's matrix, or of the full-matrix gradient if there are factors."""
         return self.size + layer.scratch_at if layer.rank else layer.parameters_at
 
     def hidden_places(self) -> Tensor:
-        """Return the column of every hidden unit, (n_hidden,)."""
+        """Return the column index of each hidden unit, of shape (n_hidden,)."""
         return _grid(self.hidden_rows, self.hidden_columns, self.hidden_pitch).flatten()
 
 
@@ -188,7 +190,7 @@ def _grid(rows: int, columns: int, pitch: int) -> Tensor:
 
 
 def padded(size: int, tile: int = TILE) -> int:
-    """Return a size rounded up to a multiple of a tile's."""
+    """Return a size rounded up to a multiple of the tile size."""
     return -(-size // tile) * tile
 
 
@@ -198,15 +200,15 @@ def even(size: int) -> int:
 
 
 def factor_rank(link: Coupling) -> int:
-    """Return the number of products of a coupling that is a sum of Kronecker products of two matrices, 0 for others."""
+    """Return the number of terms in a coupling that is a sum of two-factor Kronecker products, or 0 otherwise."""
     factors = link.matrix_factors()
     return 0 if factors is None else len(factors[0])
 
 
 class FullPacking:
-    """Converts the parameters and momenta of a state to the flat form, and back.
+    """Converter between the parameters and momenta in a state and the flat form.
 
-    The layout may have a larger rank than the machine; the terms beyond the machine's rank are zero and stay zero.
+    The layout may have a higher rank than the machine. The extra terms are zero and remain zero.
     """
 
     def __init__(self, state: TrainState, layout: FullLayout) -> None:
@@ -230,11 +232,11 @@ class FullPacking:
         self.columns = {layer.name: layer.places().to(device) for layer in layout.layers}
 
     def scale(self, layer: str) -> Tensor:
-        """Return 1 / s of every entry of a visible layer, flat."""
+        """Return 1 / s for each entry in a visible layer, flattened."""
         return self._scales[f"visible.{layer}.bias"]
 
     def multiplier(self, like: Tensor, normalized: bool) -> Tensor:
-        """Return the factor of gradients before a step, like a flat array; see :attr:`layout.Packing.multiplier`."""
+        """Return the flat multipliers applied to gradients before a step (see :attr:`layout.Packing.multiplier`)."""
         flat = torch.ones_like(like)
         for name, scale in self._scales.items():
             flat[self._places[name]] = torch.ones_like(scale) if normalized else scale**2

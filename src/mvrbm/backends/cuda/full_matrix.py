@@ -1,9 +1,8 @@
-"""The backend that forms couplings as full matrices: products of whole batches, six to eight launches per update.
+"""GPU backend that expands couplings to full matrices and uses batched products, with six to eight launches per update.
 
-It serves couplings of matrices of higher rank and dense ones, several visible layers including categorical ones,
-centering of all layers, learned variances, missing entries, and chains at several temperatures. Each Gibbs step that
-draws missing entries takes two more launches. The kernels are in `full_kernels`, `full_step`, `full_variances` and
-`full_exchange`.
+It supports dense and higher-rank matrix couplings, several visible layers (including categorical layers), centering of
+all layers, learned variances, missing entries, and chains at several temperatures. Each Gibbs step for missing entries
+requires two additional launches. The kernels are in `full_kernels`, `full_step`, `full_variances` and `full_exchange`.
 """
 
 from __future__ import annotations
@@ -36,29 +35,29 @@ from mvrbm.data.sources import Source
 from mvrbm.updates.negative import CD, PCD, TemperedPCD
 from mvrbm.updates.state import DRAWS_OF_MISSING, TrainState
 
-# Largest number of entries of W: larger matrices do not fit the second-level cache.
+# Maximum number of entries in W. Larger matrices do not fit into the L2 cache.
 _LARGEST = 2**24
-# Widest factors: their norms are computed in one tile.
+# Maximum width of a factor, because its norm is computed in one tile.
 _WIDEST_FACTOR = 64
 _MOST_CATEGORIES = 64
-# Largest number of variances of a layer: every program adds up the squares of all columns.
+# Maximum number of variances per layer, because every program sums the squares over all columns.
 _MOST_VARIANCES = 8192
-# Compute capability of the first GPUs (Ampere) with enough shared memory for the stages of a product.
+# Minimum compute capability (Ampere), for enough shared memory for the pipeline stages of a product.
 _OLDEST = (8, 0)
-# Fraction of the device's memory that the data may take as operands.
+# Maximum fraction of the device memory that the data may occupy as operands.
 _SHARE_OF_MEMORY = 0.25
-# Biases per program.
+# Number of biases per program.
 _BLOCK = 512
-# Multiplications of all tempered chains with full matrices that take about as long as CUDA graphs of products with
-# factors. This is an estimate from 2**29 multiplications, which take 10 us on an H200, where such a graph takes 360 us.
+# Number of full-matrix multiplications for all tempered chains that takes about as long as a CUDA graph of products
+# with factors. Estimated from measurements on an H200: 2**29 multiplications take 10 us, and such a graph takes 360 us.
 _MOST_TEMPERED_PRODUCTS = 2**32
 
 
 class FullMatrixBackend(KernelBackend):
-    """Computes epochs by products of whole batches with full matrices.
+    """Backend that computes epochs with batched full-matrix products.
 
-    The precision of the products is "fp16", "tf32", "tf32x3" or "ieee", as in `FlatBackend`. The default is fp16 where
-    all states are at most 1, and tf32 where a layer is Gaussian.
+    The precision of matrix products is "fp16", "tf32", "tf32x3" or "ieee", as in `FlatBackend`. The default is "tf32"
+    if any layer is Gaussian, and "fp16" otherwise, because all states are then at most 1.
     """
 
     updates_per_graph = 50
@@ -107,7 +106,7 @@ class FullMatrixBackend(KernelBackend):
 
     @property
     def _chains(self) -> Tensor:
-        """The rows of all chains, (models, chains, visible)."""
+        """The states of all chains, of shape (models, chains, visible)."""
         return self._states.visible[:, self._states.chains_at :][:, : self.run.n_chains]
 
     def changing(self) -> tuple[Tensor, ...]:
@@ -183,7 +182,7 @@ class FullMatrixBackend(KernelBackend):
         self._launch_build()
 
     def _factor_sizes(self, layer: FullLayer) -> tuple[int, int]:
-        """Return the numbers of entries K I and L J of the two factors of one Kronecker product."""
+        """Return the numbers of entries, K I and L J, in the two factors of one Kronecker product."""
         return self.layout.hidden_rows * layer.rows, self.layout.hidden_columns * layer.columns
 
     def chain_data(self, number: int) -> dict[str, Tensor]:
@@ -203,7 +202,7 @@ class FullMatrixBackend(KernelBackend):
 
     def start_chains(self, number: int, rows: Tensor) -> None:
         samples = self._data.samples[0 if self.run.shared_data else number][rows]
-        if self.signature.masked:  # chains start at the data as the first update will draw it
+        if self.signature.masked:  # initialize chains from the data as sampled in the first update
             self._parameters.clock.zero_()
             self._launch_gather(len(rows))
             self._launch_missing(0, len(rows))
@@ -221,7 +220,7 @@ class FullMatrixBackend(KernelBackend):
             self._launch_gather(sizes[0])
             for batch in range(n):
                 self._launch_update(batch, sizes[batch], 0 if batch == n - 1 else sizes[batch + 1])
-            if n % 2:  # the results are in the second buffers
+            if n % 2:  # the results are in the second set of buffers
                 pairs: list[Sequence[Tensor]] = [
                     (parameters.params[0], parameters.params[1]),
                     (parameters.momenta[0], parameters.momenta[1]),
@@ -236,7 +235,7 @@ class FullMatrixBackend(KernelBackend):
         self.replay((count, sizes[-1]), launch, count)
 
     def _launch_gather(self, n_valid: int) -> None:
-        """Launch the copy of the first batch of a series."""
+        """Launch the kernel that copies the first batch of a series."""
         from mvrbm.backends.cuda.full_kernels import GATHERED, gather
 
         gather[(self.layout.visible // GATHERED.value, self.run.models)](
@@ -247,11 +246,11 @@ class FullMatrixBackend(KernelBackend):
 
     @property
     def _strides(self) -> tuple[int, int]:
-        """Samples between the orders of two models, and between their data."""
+        """Strides, in samples, between the orders and between the data of consecutive models."""
         return self.n_samples, 0 if self.run.shared_data else self.n_samples
 
     def _launch_update(self, batch: int, n_valid: int, n_next: int) -> None:
-        """Launch one update, number `batch` of a series, the next of which has `n_next` samples."""
+        """Launch update number `batch` of a series. The next batch has `n_next` samples."""
         if self.signature.masked:
             self._launch_missing(batch, n_valid)
         self._launch_chains(batch, n_valid)
@@ -261,12 +260,12 @@ class FullMatrixBackend(KernelBackend):
             self._launch_compensation(batch)
 
     def _weight_of(self, batch: int) -> Tensor:
-        """Return the full matrices that update number `batch` of a series has."""
+        """Return the full matrices for update number `batch` of a series."""
         weights = self._parameters.weights
         return weights[batch % len(weights)]
 
     def _launch_missing(self, batch: int, n_valid: int) -> None:
-        """Launch the Gibbs steps that draw the missing entries of a batch."""
+        """Launch the Gibbs steps that sample the missing entries of a batch."""
         n_layers = len(self.layout.layers)
         draw = DRAWS_OF_MISSING
         self._launch_down(batch, n_valid, draw, missing=True, start=True)
@@ -278,7 +277,7 @@ class FullMatrixBackend(KernelBackend):
             draw += 1 + n_layers
 
     def _launch_chains(self, batch: int, n_valid: int) -> None:
-        """Launch the hidden means of the data, the Gibbs steps of the chains, and their hidden means."""
+        """Launch the kernels for hidden means of the data, and for Gibbs steps and hidden means of the chains."""
         run = self.run
         n_layers = len(self.layout.layers)
         if self._tempered:
@@ -287,7 +286,7 @@ class FullMatrixBackend(KernelBackend):
         for step in range(run.steps):
             last = step == run.steps - 1
             draw = step * (1 + n_layers)
-            has_chains = run.persistent or step > 0  # the first step of CD is from the data
+            has_chains = run.persistent or step > 0  # the first CD step starts from the data
             self._launch_up(batch, n_valid, draw, step, data=step == 0, chains=has_chains, summed=step == 0)
             self._launch_down(batch, n_valid, draw + 1, step, summed=last and not self._tempered)
             if self._tempered:
@@ -298,7 +297,7 @@ class FullMatrixBackend(KernelBackend):
         self._launch_up(batch, n_valid, 0, data=False, chains=True, drawn=False)
 
     def _rows(self, *, coldest: bool = True) -> dict[str, Any]:
-        """Return the sizes that all products share, for the coldest chains or for the chains of all temperatures."""
+        """Return the sizes common to all products, for the coldest chains or for the chains at all temperatures."""
         return {
             "CHAINS": self.run.n_coldest if coldest else self.run.n_chains,
             "PERSISTENT": self.run.persistent,
@@ -326,10 +325,10 @@ class FullMatrixBackend(KernelBackend):
         summed: bool = True,
         compare: bool = False,
     ) -> None:
-        """Launch hidden means, or draws, of the data, of the chains, or of both.
+        """Launch the kernel that computes hidden means or samples for the data, the chains, or both.
 
-        With `drawn`, chains are drawn at Gibbs step `step`, and so is the data if there are no chains. With `compare`,
-        the launch compares temperatures instead.
+        If `drawn` is True, the hidden layer of the chains is sampled at Gibbs step `step`. If there are no chains, the
+        hidden layer of the data is sampled instead. If `compare` is True, the kernel compares temperatures instead.
         """
         from mvrbm.backends.cuda.full_kernels import upwards
 
@@ -362,9 +361,10 @@ class FullMatrixBackend(KernelBackend):
         start: bool = False,
         summed: bool = False,
     ) -> None:
-        """Launch draws of the visible layers of the chains, or of missing entries of the data.
+        """Launch the kernel that samples the visible layers of the chains, or missing entries in the data.
 
-        `draw` is the draw of the first layer. With `start`, missing entries are drawn without the hidden layer.
+        `draw` is the draw number for the first layer. If `start` is True, missing entries are sampled without the
+        hidden layer.
         """
         from mvrbm.backends.cuda.full_kernels import downwards
 
@@ -384,7 +384,7 @@ class FullMatrixBackend(KernelBackend):
         )  # fmt: skip
 
     def _launch_gradients(self, batch: int, n_valid: int) -> None:
-        """Launch the gradients of full matrices, of learned variances, and of factors."""
+        """Launch the kernels for the gradients of full matrices, learned variances and factors."""
         from mvrbm.backends.cuda.full_kernels import gradients
 
         layout = self.layout
@@ -406,7 +406,7 @@ class FullMatrixBackend(KernelBackend):
                 self._launch_contraction(batch, layer)
 
     def _launch_variances(self, batch: int, n_valid: int) -> None:
-        """Launch the gradients and the steps of learned variances."""
+        """Launch the kernel for the gradients and steps of learned variances."""
         from mvrbm.backends.cuda.full_kernels import GATHERED
         from mvrbm.backends.cuda.full_variances import vary
 
@@ -414,8 +414,8 @@ class FullMatrixBackend(KernelBackend):
         parameters = self._parameters
         now = batch % 2
         new = (batch + 1) % 2
-        # `vary` reads the batch. `build` copies the next batch before it waits for the previous launch: if that is this
-        # launch, not a `contract`, it has to end first.
+        # `vary` reads the batch, and `build` copies the next batch before it waits for the previous launch. If `build`
+        # directly follows this launch, without a `contract` in between, this launch has to finish first.
         options = self._launch.options if any(layer.rank for layer in layout.layers) else {"PDL": False}
         vary[(layout.visible // GATHERED.value, self.run.models)](
             parameters.params[now], parameters.momenta[now], parameters.gradients[now], parameters.params[new],
@@ -427,7 +427,7 @@ class FullMatrixBackend(KernelBackend):
         )  # fmt: skip
 
     def _launch_contraction(self, batch: int, layer: FullLayer) -> None:
-        """Launch the gradients of a layer's factors."""
+        """Launch the kernel for the gradients of a layer's factors."""
         from mvrbm.backends.cuda.full_step import contract
 
         KI, LJ = self._factor_sizes(layer)
@@ -439,7 +439,7 @@ class FullMatrixBackend(KernelBackend):
         )  # fmt: skip
 
     def _launch_build(self, batch: int = 0, n_next: int = 0, *, step: bool = False) -> None:
-        """Launch the full matrices of update `batch`, after a step if there is one, and the copy of its samples."""
+        """Launch the kernel that performs a step if `step`, forms the full matrices and copies the next batch."""
         from mvrbm.backends.cuda.full_step import build
 
         layout = self.layout
@@ -465,7 +465,7 @@ class FullMatrixBackend(KernelBackend):
         )  # fmt: skip
 
     def _launch_compensation(self, batch: int) -> None:
-        """Launch the change of biases that compensates for the change of the full matrices at an update."""
+        """Launch the kernel that corrects the biases for the change in the full matrices during an update."""
         from mvrbm.backends.cuda.full_step import compensate
 
         layout = self.layout
@@ -479,7 +479,7 @@ class FullMatrixBackend(KernelBackend):
 
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
-    """Return why the kernels cannot compute a training run's updates, None if they can."""
+    """Return why the kernels do not support a training run, or None if they do."""
     reason = epochs.unsupported_reason(
         settings, state, source, masked=FullMatrixBackend.draws_missing
     ) or flat.unsupported_reason(settings, state, (CD, PCD, TemperedPCD))
@@ -512,7 +512,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Sour
 
 
 def _tempering_unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | None:
-    """Return why the kernels cannot temper the chains, or would be slower than CUDA graphs, None if they can."""
+    """Return why tempered chains are not supported or slower than with CUDA graphs, or None if they are fast."""
     machine = state.machine
     if machine.hidden.gaussian or any(unit.gaussian for unit in machine.layers.values()):
         return "its chains are tempered, and a layer is Gaussian"
@@ -527,8 +527,8 @@ def _tempering_unsupported_reason(settings: UpdateSettings, state: TrainState) -
 
 
 def too_large_reason(layout: FullLayout, source: Source, device: torch.device) -> str | None:
-    """Return that the data is too large to be kept as operands, None if it is not."""
-    masked = bool(source.with_masks[1]) or source.nan_is_missing  # one more byte per entry
+    """Return an explanation if the data is too large to be stored as operands, or None if it fits."""
+    masked = bool(source.with_masks[1]) or source.nan_is_missing  # masks take one byte per entry
     size = (4 + masked) * layout.visible * int(source.n_samples or 0)
     if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[1]:
         return f"its data, {size / 1e9:.1f} GB as operands, would take a quarter of the device's memory"

@@ -1,7 +1,7 @@
-r"""The Triton kernels that end an update of `full_kernels`: gradients of factors, and the step.
+r"""Triton kernels for the end of an update in `full_kernels`: gradients for the factors, and the step.
 
-`contract` computes the gradients of factors from the gradient of their full matrix. `build` makes the step and forms
-the new full matrices. `compensate` adjusts the biases to them where layers are centered.
+`contract` computes the gradients for the factors from the gradient for their full matrix. `build` performs the step and
+forms the new full matrices. If layers are centered, `compensate` then corrects the biases.
 """
 
 # mypy: ignore-errors
@@ -35,7 +35,7 @@ def contract(
     LJ: tl.constexpr, R: tl.constexpr, RANKS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add the gradients of U (R, K I) and V (R, L J) that follow from the gradient of their product, (K I, L J)."""
+    """Add the gradients for U (R, K I) and V (R, L J), given the gradient for their product (K I, L J)."""
     model = tl.program_id(2).to(tl.int64)
     a = tl.program_id(0) * BM + tl.arange(0, BM)
     b = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -46,7 +46,7 @@ def contract(
     gradient += model * STRIDE
     at = gradient + FULL_AT + a[:, None] * LJ + b[None, :]
     inside = (a < KI)[:, None] & (b < LJ)[None, :]
-    # The factors are older than the previous launch.
+    # The factors were written before the previous launch, so they can be loaded before the wait.
     U, V = fresh(weights + u_at, in_u), fresh(weights + v_at, in_v)
     after_previous(PDL)
     G = fresh(at, inside)
@@ -67,17 +67,18 @@ def build(
     TERMS: tl.constexpr, PRECISION: tl.constexpr, BG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     EDGE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Make the step of an update, form the full matrices of all couplings as operands, and copy the next batch.
+    """Perform the step of an update, form the full matrices of all couplings as operands, and copy the next batch.
 
-    With `STEP`, every program makes the step of the parameters that it needs. The first program that needs a parameter
-    writes it to `new_weights` and `new_momenta`, and sets `cleared`, the next gradient, to zero; other programs still
-    read the old values. The norms of the new factors go to `new_gains`. The next batch, number `batch`, has `n_next`
-    samples, or does not exist if this is zero. The kernel also sets the sums over hidden means and chains to zero.
+    If `STEP`, every program performs the step for the parameters that it requires. The first program that requires a
+    parameter writes the result to `new_weights` and `new_momenta`, and sets `cleared` (the next gradient) to zero.
+    Other programs still read the old values. The norms of the new factors are written to `new_gains`. The next batch
+    has number `batch` and `n_next` samples. If `n_next` is zero, there is no next batch. The kernel also resets the
+    sums over hidden means and chains to zero.
     """
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
     weight += model * HIDDEN * VISIBLE
     if program < VISIBLE // GATHERED:
-        # No launch that is still running reads the previous batch; see how the backend launches `vary`.
+        # No running launch still reads the previous batch (see how the backend launches `vary`).
         if n_next > 0:
             copy_batch(
                 data, order, states, visible_sums, clock, batch, n_next, order_stride, data_stride, program, model, N,
@@ -118,7 +119,7 @@ def build(
                     weights, momenta, gradient, multiplier, v_at, in_v, gains + LAYERS[m][GAINS] + TERMS, power,
                     factor_rate, keep, decay, STEP, NORMALIZED, TERMS,
                 )  # fmt: skip
-                if STEP:  # store after all loads, which would otherwise wait
+                if STEP:  # store after all loads, because loads would otherwise wait for the stores
                     keep_step(new_weights, new_momenta, cleared, u_at, in_u & (own % ACROSS == 0), U, of_u)
                     keep_step(new_weights, new_momenta, cleared, v_at, in_v & (own < ACROSS), V, of_v)
                 W = tl.dot(U, V, input_precision=PRECISION)
@@ -142,7 +143,7 @@ def build(
             if LAYERS[m][LEARNS] > 0:
                 W *= fresh(ratios + model * VISIBLE + LAYERS[m][FIRST] + column, inside)
             if weight.dtype.element_ty == tl.float16:
-                # Keep within the range of 16-bit numbers. At its limit every unit is saturated.
+                # Clamp to the range of 16-bit floats. All units are saturated at its limits.
                 W = tl.minimum(tl.maximum(W, -60000.0), 60000.0)
             tl.store(weight + LAYERS[m][FIRST] + at, W.to(weight.dtype.element_ty), mask=inside)
     number = program - LAYERS[len(LAYERS) - 1][END]
@@ -174,7 +175,7 @@ def _after_step(
     weights, momenta, gradient, multiplier, at, inside, gains, power, rate, keep, decay, STEP: tl.constexpr,
     NORMALIZED: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """Return parameters and momenta, after the step of the gradient divided by its gain if there is one."""
+    """Return parameters and momenta, after a step with the gradient divided by its gain if `STEP`."""
     scale = 1.0
     if STEP:
         scale = tl.load(multiplier + at, mask=inside, other=0.0) / power
@@ -189,7 +190,7 @@ def compensate(
     UNITS: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, FOLLOWS: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compensate in the biases for the change of the offsets' fields that the step of the matrices causes."""
+    """Correct the biases for the change in the offsets' fields caused by the step in the matrices."""
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     units, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
     at = (model.to(tl.int64) * HIDDEN + units[:, None]) * VISIBLE + columns[None, :]

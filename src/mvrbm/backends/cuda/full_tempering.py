@@ -1,6 +1,6 @@
-"""Parallel tempering as an option of the backend that forms full matrices: buffers and launches.
+"""Parallel tempering for the `full_matrix` backend: buffers and launches.
 
-It adds two launches per update, and two per Gibbs step of the chains. The kernels are in `full_exchange`.
+Tempering adds two launches per update and two per Gibbs step of the chains. The kernels are in `full_exchange`.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from mvrbm.updates.negative import TURN
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
 
-# Units per program: few, so that many programs share a matrix.
+# Number of units per program, small so that many programs share a matrix.
 _UNITS = 16
-# Entries of a row or column to add up at a time.
+# Number of entries in a row or column to sum at a time.
 _SUMMED = 256
-# Columns to exchange at a time.
+# Number of columns to exchange at a time.
 _BLOCK = 512
 
 
 @dataclass(frozen=True)
 class TemperingBuffers:
-    """What chains at several temperatures need; single numbers where there is one temperature."""
+    """Buffers for tempered chains, each with a single element if there is only one temperature."""
 
-    hidden_base: Tensor  # (models, hidden): fields at beta = 0
+    hidden_base: Tensor  # (models, hidden); fields at beta = 0
     visible_base: Tensor  # (models, visible)
-    differences: Tensor  # (models, chains): changes of free energy that an exchange would cause
-    turns: Tensor  # (models,): turn that update 0 would have
-    middle: Tensor  # (visible,): the center of all states
+    differences: Tensor  # (models, chains); free energy change due to an exchange
+    turns: Tensor  # (models,); turn that corresponds to update 0
+    middle: Tensor  # (visible,); the center of all states
 
     @classmethod
     def allocate(cls, signature: FullSignature, device: torch.device) -> TemperingBuffers:
-        """Return buffers of zeros."""
+        """Allocate buffers filled with zeros."""
         run = signature.run
         if run.temperatures == 1:
             nothing = torch.zeros(1, device=device)
@@ -53,7 +53,7 @@ class TemperingBuffers:
 
 
 class Tempering:
-    """Loads, stores and exchanges chains at several temperatures."""
+    """Loading, storing and exchanging of chains at several temperatures."""
 
     def __init__(self, signature: FullSignature, launch: FullLaunch, device: torch.device) -> None:
         self.buffers = TemperingBuffers.allocate(signature, device)
@@ -61,23 +61,23 @@ class Tempering:
         self._launch = launch
 
     def load_middle(self, state: TrainState, packing: FullPacking) -> None:
-        """Compute the center of all states of a machine."""
+        """Compute the center of all visible states of a machine."""
         for name, columns in packing.columns.items():
             self.buffers.middle[columns] = state.machine.layers[name].middle.flatten()
 
     def load(self, recipes: Sequence[Recipe], states: Sequence[TrainState]) -> None:
-        """Take over the turns of exchanges, which follow from the number of updates."""
+        """Load the exchange turns from the states. Later turns follow from the number of updates."""
         turns = [recipe.negative.turn(state.chains) for recipe, state in zip(recipes, states, strict=True)]
         self.buffers.turns.copy_((torch.tensor(turns) - states[0].update * self._signature.run.steps) % 2)
 
     def store(self, states: Sequence[TrainState]) -> None:
-        """Write the turns of exchanges to the states."""
+        """Write the exchange turns to the states."""
         for state, turn in zip(states, self.buffers.turns.tolist(), strict=True):
             if state.update > 0:
                 state.chains[TURN] = torch.tensor((turn + states[0].update * self._signature.run.steps) % 2)
 
     def launch_bases(self, parameters: FullParameters, params: Tensor, weight: Tensor) -> None:
-        """Launch the fields at beta = 0 for these parameters and full matrices."""
+        """Launch the kernels that compute the fields at beta = 0 from the given parameters and full matrices."""
         from mvrbm.backends.cuda.full_exchange import hidden_base, visible_base
 
         layout = self._signature.layout
@@ -95,7 +95,7 @@ class Tempering:
     def launch_exchange(
         self, states: FullStates, parameters: FullParameters, keys: Tensor, batch: int, step: int, draw: int
     ) -> None:
-        """Launch the exchange after a Gibbs step. `draw` is its draw if no exchange came before it."""
+        """Launch the exchange after a Gibbs step. `draw` is its draw number if no exchange precedes it."""
         from mvrbm.backends.cuda.full_exchange import exchange
 
         run = self._signature.run

@@ -1,10 +1,10 @@
-r"""The Triton kernel for layers that learn their variances, in addition to `full_kernels`.
+r"""Triton kernel for layers with learned variances, which complements `full_kernels`.
 
-States stay in units of the scale :math:`s_0` that a layer had at the start. `ratios` has :math:`q = s_0 / s` of every
-column, 1 where nothing is learned. The full matrix as an operand is :math:`W q`, so that products with it are the
-fields of hidden units. The fields of visible units are :math:`q^{-2}` times products with it, and draws have a standard
-deviation of :math:`1 / q`. With weights w (minus one over the batch for data, plus for chains) and deviations
-:math:`d = x / s_0 - \mu`, the gradient of a log-variance is
+States remain in units of the layer's initial scale :math:`s_0`. `ratios` contains :math:`q = s_0 / s` for each column,
+or 1 if the variance is fixed. The full matrix used as an operand is :math:`W q`, so that products with it are the
+fields on hidden units. The fields on visible units are :math:`q^{-2}` times products with this matrix, and samples have
+a standard deviation of :math:`1 / q`. With weights w (minus one over the batch size for data, plus for chains) and
+deviations :math:`d = x / s_0 - \mu`, the gradient for a log-variance is
 
 .. math:: -\tfrac12 \sum_k W_k G_k + \tfrac12 q^2 \sum w \{d^2 - 2 (b / s_0 - \mu) d\}.
 """
@@ -38,7 +38,7 @@ def vary(
     L: tl.constexpr, HIDDEN_PITCH: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr,
     VARIANCES: tl.constexpr, LAYERS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Make the step of log-variances, and compute the ratios and each column's share of its layer's power."""
+    """Perform the step for log-variances, and compute the ratios and each column's contribution to the power."""
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
     columns = program * GATHERED + tl.arange(0, GATHERED)
     _, rate, keep, _ = rates_of(rates, model, clock, batch)
@@ -63,7 +63,7 @@ def vary(
                 at = matrix_at(units, i, j, LAYERS[m][RANK], LAYERS[m][ROWS], LAYERS[m][COLUMNS], L, HIDDEN_PITCH)
                 G = fresh(
                     gradient + first + LAYERS[m][FULL] + at, inside
-                )  # gradient of W: the gradient of W q, times q
+                )  # gradient for W: the gradient for W q, times q
                 W = fresh(weight + units[:, None] * VISIBLE + columns[None, :], inside)  # W q
                 product += tl.sum(G * W.to(tl.float32), 0)
             of_data, data_squares = _moments(states, columns, mu, n_valid, VISIBLE, N, BLOCK)
@@ -85,7 +85,7 @@ def vary(
 
 @triton.jit
 def _moments(states, columns, mu, n, VISIBLE: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr):
-    """Return sums of the deviations of the first n rows, and of their squares, for some columns."""
+    """For the given columns, return the sums of the deviations and squared deviations over the first n rows."""
     total, squares = tl.zeros([GATHERED], tl.float32), tl.zeros([GATHERED], tl.float32)
     for row in range(0, MOST, BLOCK):
         rows = row + tl.arange(0, BLOCK)

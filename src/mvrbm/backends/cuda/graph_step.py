@@ -1,7 +1,7 @@
-"""The step of an update in two launches, for the CUDA graphs of :mod:`mvrbm.backends.graph`.
+"""Update step in two kernel launches, for the CUDA graphs in :mod:`mvrbm.backends.graph`.
 
-PyTorch takes some thirty launches for it: the learning rates of an update, momentum and weight decay, the check that
-all parameters are finite, and the copy back if one is not. The rule is in `step_kernels`.
+PyTorch requires about thirty launches for the same step: learning rates, momentum, weight decay, the check that all
+parameters are finite, and restoring the parameters if they are not. The update rule is in `step_kernels`.
 """
 
 # mypy: ignore-errors
@@ -17,7 +17,7 @@ from torch import Tensor
 from mvrbm.backends.cuda.step_kernels import rates_of, step_rule
 from mvrbm.updates.state import TrainState, is_factor
 
-# Parameters per program.
+# Number of parameters per program.
 _BLOCK = 1024
 
 
@@ -26,10 +26,11 @@ def _propose(
     params, momenta, gradients, proposed, n_not_finite, failed, rates, clock, weight, SIZES: tl.constexpr,
     FIRST_BLOCKS: tl.constexpr, FACTORS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Update the momenta, write the parameters after the step to `proposed`, and count entries that are not finite.
+    """Update the momenta, write the new parameters to `proposed`, and count non-finite entries.
 
-    `SIZES`, `FIRST_BLOCKS` and `FACTORS` have the number of entries of each parameter, the number of its first program,
-    and whether weight decay and the rate of factors apply to it. Do nothing if an earlier step has failed.
+    For each parameter, `SIZES` contains the number of entries, `FIRST_BLOCKS` contains the index of the first program,
+    and `FACTORS` indicates whether weight decay and the learning rate for factors apply. If an earlier step has failed,
+    do nothing.
     """
     program = tl.program_id(0)
     factor_rate, bias_rate, keep, decay = rates_of(rates, 0, clock, 0)
@@ -57,7 +58,7 @@ def _propose(
 def _accept(
     params, proposed, n_not_finite, failed, clock, SIZES: tl.constexpr, FIRST_BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Accept the proposed parameters, and advance the clock, unless an entry is not finite. Then set `failed`."""
+    """Accept the proposed parameters and advance the clock, or set `failed` if an entry is not finite."""
     program = tl.program_id(0)
     within = tl.arange(0, BLOCK)
     n_all = 0
@@ -76,7 +77,7 @@ def _accept(
 
 
 class FusedStep:
-    """Makes the steps of a state's parameters and momenta, in their memory."""
+    """In-place update step for a state's parameters and momenta."""
 
     def __init__(self, state: TrainState, rates: Sequence[float], clock: Tensor) -> None:
         learned = state.learned
@@ -93,18 +94,18 @@ class FusedStep:
         self._proposed = torch.zeros(first_blocks[-1] * _BLOCK, device=device)
         self._rates = torch.tensor(rates, dtype=torch.float32, device=device)
         self._clock = clock
-        #: Number of entries of each parameter that are not finite, up to the first step with such entries. After that
-        #: step, further steps change nothing.
+        #: Number of non-finite entries in each parameter. Once a step has produced such entries, further steps have no
+        #: effect.
         self.n_not_finite = torch.zeros(len(learned), dtype=torch.int32, device=device)
         self._failed = torch.zeros((), dtype=torch.int32, device=device)
 
     def reset(self) -> None:
-        """Continue after a failed step."""
+        """Clear the failure flags, so that steps take effect again."""
         self.n_not_finite.zero_()
         self._failed.zero_()
 
     def make(self, gradient: Mapping[str, Tensor], weight: float) -> None:
-        """Make the step of a normalized gradient that counts with a weight, and advance the clock."""
+        """Perform a step with a normalized gradient, multiplied by a weight, and advance the clock."""
         gradients = tuple(gradient[name].contiguous() for name in self._names)
         grid = (self._first_blocks[-1],)
         constants = {"SIZES": self._sizes, "FIRST_BLOCKS": self._first_blocks, "BLOCK": _BLOCK}
@@ -116,5 +117,5 @@ class FusedStep:
 
 
 def usable(tensors: Sequence[Tensor]) -> bool:
-    """Return whether the kernels can work on tensors: contiguous ones of float32."""
+    """Return whether the kernels support the given tensors, which must be contiguous and float32."""
     return all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)

@@ -1,7 +1,8 @@
-"""Programmatic dependent launch: a kernel starts while the previous one ends, and waits before it reads its results.
+"""Programmatic dependent launch: a kernel starts before the previous kernel has finished, and waits for its results.
 
-All kernels of this folder take `PDL`, whether launches overlap (GPUs from Hopper on). Before the wait, a kernel may
-compute only what does not depend on the previous launch: positions, random numbers, data and learning rates.
+All kernels in this package take an argument `PDL`, which enables overlapping launches (on Hopper and later GPUs).
+Before the wait, a kernel may compute only values that do not depend on the previous launch, such as positions, random
+numbers, data and learning rates.
 """
 
 # mypy: ignore-errors
@@ -19,20 +20,20 @@ def wait(PDL: tl.constexpr):
 
 @triton.jit
 def begin_next(PDL: tl.constexpr):
-    """Allow the next launch to start once all programs have reached this point. It still waits for their results."""
+    """Allow the next kernel to start once all programs have reached this point. It still waits for their results."""
     if PDL:
         cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def after_previous(PDL: tl.constexpr):
-    """Wait for the previous launch, and allow the next one to start."""
+    """Wait for the previous launch, and allow the next launch to start."""
     wait(PDL)
     begin_next(PDL)
 
 
 @triton.jit
 def fresh(at, inside):
-    """Load values that the previous launch wrote, zero outside."""
-    # Bypass the L1 cache: it may hold outdated values that the previous launch has read.
+    """Load values written by the previous launch, or zero where the mask is False."""
+    # Bypass the L1 cache, which may contain stale values read by the previous launch.
     return tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")

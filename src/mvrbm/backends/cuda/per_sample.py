@@ -1,7 +1,7 @@
-"""The backend for small matrices, with or without a label: one program per sample, one or two launches per update.
+"""GPU backend for small matrices, with one program per sample and one or two launches per update.
 
-It serves a single visible layer of matrices up to 64 wide with a coupling of rank 1 to 8, and optionally a label.
-Several machines of the same shapes can train together. The kernels are in `per_sample_kernels`.
+It supports a single visible matrix layer up to 64 wide with a coupling of rank 1 to 8, and optionally a label. Several
+machines with the same shapes can be trained together. The kernels are in `per_sample_kernels`.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from mvrbm.data.sources import Source
 from mvrbm.devices import n_processors
 from mvrbm.updates.state import TrainState
 
-# Widest matrices: each of their products is one tile.
+# Maximum matrix width, because each product is a single tile.
 _LARGEST_TILE = 64
-# Programs per multiprocessor from which the GPU is full. Then many small programs are faster than fewer wide ones.
+# Number of programs per multiprocessor that saturates the GPU. Beyond it, many small programs beat fewer wide ones.
 _FULL = 2
-# Programs of two warps that a multiprocessor has registers for.
+# Number of two-warp programs for which a multiprocessor has enough registers.
 _PROGRAMS_PER_PROCESSOR = 4
-# Fraction of these programs that a launch can use: the next launch already holds some.
+# Fraction of these programs that a launch can use. The next launch already occupies the others.
 _FREE = 0.95
-# Highest rank: the products of more ranks do not fit the registers of a program.
+# Maximum rank. Products for higher ranks do not fit into the registers of a program.
 _MOST_RANKS = 8
-# Programs of several ranks that a multiprocessor has registers for.
+# Number of higher-rank programs for which a multiprocessor has enough registers.
 _PROGRAMS_OF_RANKS = 2
-# Arrays as large as a factor of all ranks that a program keeps in shared memory: 4.1 to 6.5 when compiled for Hopper.
+# Shared memory per program, as a multiple of the size of a factor of all ranks: 4.1 to 6.5 when compiled for Hopper.
 _KEPT = 7
-# Most categories of a label: a program holds their weights in registers while it draws one.
+# Maximum number of label categories. A program keeps their weights in registers while it samples the label.
 _MOST_CLASSES = 16
-# Widest matrices next to a label, whose weights need registers.
+# Maximum matrix width if there is a label, because the label weights require registers.
 _LARGEST_TILE_WITH_LABEL = 32
 
 
 @dataclass(frozen=True)
 class PerSampleLaunch:
-    """How the kernels are launched."""
+    """Launch settings for the kernels."""
 
     matrix: LayerLayout
     label: LayerLayout | None
-    #: Tiles of the visible rows and columns, and of the hidden ones.
+    #: Tile sizes for the visible rows and columns, and for the hidden rows and columns.
     tiles: tuple[int, int, int, int]
-    #: Ranks that a program takes side by side, a power of two.
+    #: Number of ranks that a program stores side by side (a power of two).
     ranks: int
-    #: Whether `stacked_step` computes the gradient, rather than `small_step`.
+    #: Whether `stacked_step` computes the gradient instead of `small_step`.
     stacked: bool
-    #: Samples that a program takes one after another.
+    #: Number of samples that a program processes sequentially.
     samples: int
     warps: int
-    #: Whether every program makes the previous step itself, which saves a launch per update.
+    #: Whether every program performs the previous step itself, which saves one launch per update.
     late_steps: bool
 
     @classmethod
@@ -69,7 +69,7 @@ class PerSampleLaunch:
         stacked = matrix.rank > 1 or label is not None
         processors = n_processors(device) if device.type == "cuda" else 10**9
         full = run.rows * run.models > _FULL * processors
-        # Small tiles, and products that need no further registers, fit the registers of two warps.
+        # Small tiles, and products that require no additional registers, fit into the registers of two warps.
         light = max(tiles) <= 32 and signature.dot_precision == "tf32"
         samples = 1
         if light and full:
@@ -88,7 +88,7 @@ class PerSampleLaunch:
 
 
 class PerSampleBackend(FlatBackend):
-    """Computes epochs of small matrices. The default precision is fp16 without Gaussian units, and tf32 with them."""
+    """Backend for small matrices. The default precision is "tf32" if any units are Gaussian, and "fp16" otherwise."""
 
     _launch: PerSampleLaunch
 
@@ -100,7 +100,7 @@ class PerSampleBackend(FlatBackend):
             self.rates(),
             terms=self._launch.ranks,
             by_blocks=self._launch.stacked and signature.halves,
-            # Chains of zeros and ones take half the memory traffic as 16-bit numbers.
+            # Storing binary chains as 16-bit values halves the memory traffic.
             chain_dtype=torch.float16 if signature.halves else torch.float32,
         )
 
@@ -122,16 +122,16 @@ class PerSampleBackend(FlatBackend):
             self.launch_step(count, first + count - 1)
 
     def _launch_small(self, number: int, batch: int) -> None:
-        """Launch update `number` of a series. With late steps, it also makes the step of the update before."""
+        """Launch update `number` of a series. With late steps, also perform the step of the previous update."""
         from mvrbm.backends.cuda.per_sample_kernels import small_step
 
         launch = self._launch
         buffers = self._buffers
         data = self._data
-        # Programs that write the late step: two where there is room. On a full GPU, a second one would run last.
+        # Number of programs that write the late step: two if there is room. On a full GPU, the second would run last.
         keepers = 2 if launch.late_steps else int(self.run.normalized)
         turn = number if launch.late_steps else 0
-        old = max(turn - 1, 0) % 2  # the set of parameters that is current
+        old = max(turn - 1, 0) % 2  # index of the current set of parameters
         new = 1 - old
         programs = -(-self.run.rows // launch.samples) + keepers
         small_step[(programs, self.run.models)](
@@ -143,7 +143,7 @@ class PerSampleBackend(FlatBackend):
         )  # fmt: skip
 
     def _launch_stacked(self, batch: int) -> None:
-        """Launch the gradient of an update of a coupling of several ranks, or of a machine with a label."""
+        """Launch the gradient kernel for a coupling of higher rank, or for a machine with a label."""
         from mvrbm.backends.cuda.per_sample_kernels import stacked_step
 
         launch = self._launch
@@ -151,7 +151,7 @@ class PerSampleBackend(FlatBackend):
         buffers = self._buffers
         data = self._data
         matrix = launch.matrix
-        label: tuple[int, ...] = ()  # see the constants of `per_sample_kernels`
+        label: tuple[int, ...] = ()  # see the constants in `per_sample_kernels`
         if launch.label is not None:
             area = launch.label.area
             positions = launch.label.parameters_at, launch.label.states_at, layout.hidden_area
@@ -167,7 +167,7 @@ class PerSampleBackend(FlatBackend):
         )  # fmt: skip
 
     def _constants(self) -> dict[str, Any]:
-        """Return the compile-time arguments that both kernels share."""
+        """Return the compile-time arguments common to both kernels."""
         launch = self._launch
         layout = self.layout
         matrix = launch.matrix
@@ -189,15 +189,15 @@ def _hidden_sizes(layout: Layout) -> tuple[int, int]:
 
 
 def matrix_and_label(layout: Layout) -> tuple[LayerLayout, LayerLayout | None]:
-    """Return the first layer that is a matrix, and the first that is a label, if there is one."""
+    """Return the first matrix layer and the first label layer, if any."""
     labels = [layer for layer in layout.layers if layer.is_label]
     return next(layer for layer in layout.layers if not layer.is_label), labels[0] if labels else None
 
 
 def too_large_reason(layout: Layout, halves: bool, device: torch.device) -> str | None:
-    """Return why a program has no room for a sample and its products, None if it has.
+    """Return why a sample and its products do not fit into a program, or None if they fit.
 
-    Every program holds one matrix and at most one label. Operands have 16 bits with `halves`.
+    Each program processes one matrix and at most one label. If `halves` is True, operands have 16 bits.
     """
     if all(layer.is_label for layer in layout.layers):
         return "its only layer is a label"
@@ -221,7 +221,7 @@ def too_large_reason(layout: Layout, halves: bool, device: torch.device) -> str 
 
 
 def _shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory of a program; those of an H200 for tests without a GPU."""
+    """Return the shared memory per program in bytes. Without a GPU (in tests), return the value for an H200."""
     if device.type != "cuda":
         return 227 * 2**10
     from triton.runtime import driver
@@ -231,20 +231,20 @@ def _shared_memory(device: torch.device) -> int:
 
 
 def fewest_waves(rows: int, models: int, at_a_time: int) -> int:
-    """Return the number of samples per program with which the GPU finishes soonest.
+    """Return the number of samples per program that minimizes the runtime.
 
-    Each model has `rows` samples, and `at_a_time` programs run on the GPU at a time.
+    Each model has `rows` samples, and the GPU runs `at_a_time` programs concurrently.
     """
 
     def time(samples: int) -> float:
         programs = -(-rows // samples) * models
-        return -(-programs // at_a_time) * (samples + 0.5)  # starting and ending a program costs half a sample's work
+        return -(-programs // at_a_time) * (samples + 0.5)  # program overhead is about half a sample
 
     return min(range(1, rows + 1), key=time)
 
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
-    """Return why the kernels cannot compute a training run's updates, None if they can."""
+    """Return why the kernels do not support a training run, or None if they do."""
     reason = (
         epochs.unsupported_reason(settings, state, source)
         or flat.unsupported_reason(settings, state)
@@ -257,11 +257,11 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Sour
 
 
 def slower_reason(layout: Layout, rows: int, models: int, processors: int) -> str | None:
-    """Return why products with full matrices are faster, None if they are not.
+    """Return why products with full matrices are faster, or None if they are not.
 
-    Each of `models` machines has `rows` samples or chains per update. The times are microseconds measured on an H200.
-    The time with one program per sample grows with the rank and with the number of programs that a processor has to run
-    one after another; the time with full matrices hardly grows.
+    Each of `models` machines has `rows` samples or chains per update. Times are in microseconds, measured on an H200.
+    With one program per sample, the time grows with the rank and with the number of programs that each multiprocessor
+    runs sequentially. With full matrices, the time hardly grows.
     """
     matrix, _ = matrix_and_label(layout)
     if max(matrix.rows, matrix.columns, *_hidden_sizes(layout)) > 32:

@@ -1,24 +1,26 @@
-r"""The Triton kernels for small matrices, which compute one update's gradient with one program per sample.
+r"""Triton kernels for small matrices, which compute the gradient for one update with one program per sample.
 
-`small_step` is for a coupling of rank 1. It can also make the step of the previous update, so that an update is a
-single launch. `stacked_step` is for ranks 2 to 8, and for a label next to the matrix; `apply` of
-:mod:`mvrbm.backends.cuda.step_kernels` makes its steps.
+`small_step` supports couplings of rank 1. It can also perform the step of the previous update, so that each update is a
+single launch. `stacked_step` supports ranks 2 to 8, and a label in addition to the matrix. Its steps are performed by
+`apply` from :mod:`mvrbm.backends.cuda.step_kernels`.
 
-Parameters are one flat array per model, `STRIDE` numbers apart: for each visible layer its factors U (R, K, I) and V
-(R, L, J) and its bias (I, J), then the hidden bias (K, L). Layers are in *units of their statistic around the offset*
-(Gaussian: :math:`x / s - \mu`; Bernoulli: the values), in which every kind of unit has mean :math:`g(b + f)` with g the
-logistic function or the identity; see :mod:`mvrbm.backends.layout`.
+Each model's parameters are one flat array, which contains the factors U (R, K, I) and V (R, L, J) and the bias (I, J)
+for each visible layer, followed by the hidden bias (K, L). Consecutive models are `STRIDE` elements apart. Layers are
+in *units of their statistic around the offset* (for Gaussian units, :math:`x / s - \mu`; for Bernoulli units, the
+values). In these units, the mean of every layer is :math:`g(b + f)`, where g is the logistic function or the identity
+(see :mod:`mvrbm.backends.layout`).
 
-A launch computes batch number `batch` of an epoch. `PDL` is explained in :mod:`mvrbm.backends.cuda.overlap`.
+A launch processes batch number `batch` of an epoch. `PDL` is described in :mod:`mvrbm.backends.cuda.overlap`.
 
-`stacked_step` keeps the ranks side by side, so that the sum over them is part of a product:
+`stacked_step` stores the ranks side by side, so that the sum over ranks is part of a product:
 :math:`\sum_r U_r X V_r^\top` is one product of :math:`X^\top` with all :math:`U_r^\top`, (I, R K), and one of the
-result with all :math:`V_r`, (L, R J), transposed. The same form serves the way down, where V comes first, and the
-gradient.
+result with all :math:`V_r`, (L, R J), transposed. The same form is used in the downward direction, where V comes first,
+and for the gradient.
 
-A label is a second visible layer: one category, coupled by a full matrix. Here that matrix is (classes, K, L), so that
-the weights of a category are contiguous; they are its field on the hidden layer. The tuple `LABEL`, empty without a
-label, has the entries that the constants below number.
+A label is a second visible layer with a single category, coupled by a full matrix. Here, that matrix has shape
+(classes, K, L), so that the weights of each category are contiguous. These weights are the field that the category
+induces on the hidden layer. The constants below are the indices of the entries in the tuple `LABEL`, which is empty if
+there is no label.
 """
 
 # mypy: ignore-errors
@@ -31,13 +33,13 @@ from mvrbm.backends.cuda.overlap import after_previous, fresh
 from mvrbm.backends.cuda.step_kernels import factor_at, keep_norm, keep_step, rates_of, schatten, stepped
 from mvrbm.random.kernels import uniform_entries
 
-# Entries of `LABEL`: number of categories.
+# Entries in `LABEL`: number of categories.
 CLASSES = tl.constexpr(0)
 # Number of categories, rounded up to a power of two.
 WIDE = tl.constexpr(1)
 # Position of the full matrix in the flat parameters. The bias follows it.
 WEIGHTS = tl.constexpr(2)
-# Position of the one-hot row in the states of a chain.
+# Position of the one-hot vector in the states of a chain.
 STATES_AT = tl.constexpr(3)
 # Number of hidden units.
 UNITS = tl.constexpr(4)
@@ -48,7 +50,7 @@ FIRST = tl.constexpr(5)
 @triton.jit
 def load_sample(data, order, scales, shifts, i, n_valid, at, inside, AREA: tl.constexpr, BYTE_SCALE: tl.constexpr,
                 GAUSSIAN: tl.constexpr):  # fmt: skip
-    """Return sample i of a batch, in units of its statistic around its offset; zeros beyond the end of the batch."""
+    """Return sample i of a batch, in units of its statistic around its offset, or zeros after the last sample."""
     if i < n_valid:
         row = tl.load(order + i).to(tl.int64)
         x = tl.load(data + row * AREA + at, mask=inside, other=0).to(tl.float32) * BYTE_SCALE
@@ -73,19 +75,20 @@ def small_step(
     BYTE_SCALE: tl.constexpr, NORMALIZED: tl.constexpr, PRECISION: tl.constexpr,
     HALVES: tl.constexpr, PENDING: tl.constexpr, KEEPERS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute one batch's gradient, for one layer whose sizes fit one tile each, and rank 1.
+    """Compute the gradient for one batch, for a rank-1 coupling and a layer whose dimensions each fit into one tile.
 
-    Program (p, s) takes `SAMPLES` samples of model s, one after another, and keeps their gradient in registers.
+    Program (p, s) processes `SAMPLES` samples of model s sequentially and accumulates their gradient in registers.
 
-    With `PENDING`, every program first makes the step of the previous batch, from `weights`, `momenta` and the gradient
-    `pending`. The last programs along the first axis, at most two `KEEPERS`, take no sample. They write the result of
-    that step to `new_weights` and `new_momenta` (the first keeper U and the visible bias, the last one V and the hidden
-    bias), set `cleared`, the next launch's gradient, to zero, and compute the gains of normalized steps. The results go
-    to other buffers because other programs still read the old values.
+    If `PENDING`, every program first performs the step for the previous batch, using `weights`, `momenta` and the
+    gradient `pending`. The last programs along the first axis (at most two `KEEPERS`) do not process samples. They
+    write the result of that step to `new_weights` and `new_momenta`, set the next launch's gradient `cleared` to zero,
+    and compute the gains for normalized steps. The first keeper writes U and the visible bias, and the last keeper
+    writes V and the hidden bias. The results are written to separate buffers because other programs still read the old
+    values.
 
-    The order of products leaves matrices where tensor cores put them: a thread holds neighboring entries that the next
-    product sums over. X' and Y' are the second operand of every product, except for the gradient. Beyond a layer's
-    edges states are arbitrary: factors are zero there.
+    The order of products keeps matrices in the register layout of the tensor cores: each thread has neighboring entries
+    that the next product sums over. X' and Y' are the second operand in every product, except for the gradient. States
+    outside a layer's bounds are arbitrary, because the factors are zero there.
     """
     program = tl.program_id(0)
     model = tl.program_id(1)
@@ -113,7 +116,7 @@ def small_step(
     now, moving, owed = weights + model * STRIDE, momenta + model * STRIDE, pending + model * STRIDE
     mine = gradients + model * STRIDE
     i = program * SAMPLES
-    # Everything that does not depend on the parameters comes before the wait: rates, data and random numbers.
+    # Everything that does not depend on the parameters (rates, data and random numbers) comes before the wait.
     factor_rate, bias_rate, keep, decay = rates_of(rates, model, clock, batch - 1)
     scale_b, scale_c = 1.0, 1.0
     if VISIBLE_GAUSSIAN:
@@ -207,7 +210,7 @@ def _keep(
     rate, bias_rate, keep, decay, gain, PENDING: tl.constexpr, NORMALIZED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write a factor and a bias after the pending step, if there is one, and the gain that the factor makes."""
+    """Write a factor and a bias after the pending step, if any, and the gain computed from the factor."""
     factor, momentum = stepped(weights, momenta, pending, at, inside, scale, rate, keep, decay, PENDING)
     if PENDING:
         bias, of_bias = stepped(weights, momenta, pending, bias_at, in_bias, bias_scale, bias_rate, keep, 0.0, PENDING)
@@ -219,8 +222,8 @@ def _keep(
 
 @triton.jit
 def operand(factor, HALVES: tl.constexpr):
-    """Return a factor as an operand, and the size that results are multiplied by."""
-    # 16-bit numbers end at 65,504. Training may exceed this for a while and recover, so factors are divided by their
+    """Return a factor as an operand, and the scale by which results must be multiplied."""
+    # The largest 16-bit float is 65,504. Training may exceed it temporarily, so factors are divided by their
     # largest entry. Other operands are then at most as large as a tile is wide.
     size = 1.0
     if HALVES:
@@ -240,7 +243,7 @@ def not_before(values, size):
 
 @triton.jit
 def both_sizes(size_u, size_v):
-    """Return the product of two sizes, kept finite: a field of zero must stay zero."""
+    """Return the product of two sizes, clamped to a finite value so that zero fields remain zero."""
     return tl.minimum(size_u * size_v, 3e38)
 
 
@@ -275,7 +278,7 @@ def _turn(wide, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def _stack(wide, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
-    """Put R matrices (A, B) that are side by side on top of each other: (A, R B) -> (R A, B)."""
+    """Stack R matrices (A, B) that are side by side vertically: (A, R B) -> (R A, B)."""
     return tl.reshape(tl.permute(tl.reshape(wide, [A, R, B]), (1, 0, 2)), [R * A, B])
 
 
@@ -292,17 +295,20 @@ def stacked_step(
     BYTE_SCALE: tl.constexpr, NORMALIZED: tl.constexpr, PRECISION: tl.constexpr,
     HALVES: tl.constexpr, EDGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute one batch's gradient. Program (p, s) takes `SAMPLES` samples of model s, the last ones compute gains."""
+    """Compute the gradient for one batch.
+
+    Program (p, s) processes `SAMPLES` samples of model s. The last programs compute gains.
+    """
     program, model = tl.program_id(0), tl.program_id(1)
     ROWS: tl.constexpr = CHAINS if PERSISTENT else N
     MOST: tl.constexpr = N if N > ROWS else ROWS
     PROGRAMS: tl.constexpr = (MOST + SAMPLES - 1) // SAMPLES
     LABELED: tl.constexpr = len(LABEL) > 0
-    # Add the gradients of the data at the end if registers cannot hold them while chains are drawn.
+    # Add the gradients for the data at the end if they do not fit into registers while chains are sampled.
     LATE: tl.constexpr = R > 4 or LABELED
     AT_V: tl.constexpr = AT_U + RANK * K * I
     AT_B: tl.constexpr = AT_V + RANK * L * J
-    # A Gibbs step draws the hidden layer, then the visible layers in their order.
+    # A Gibbs step samples the hidden layer, then the visible layers in order.
     DRAWS: tl.constexpr = 3 if LABELED else 2
     MATRIX_DRAW: tl.constexpr = 1 + LABEL[FIRST] if LABELED else 1
     weights += model.to(tl.int64) * STRIDE
@@ -310,7 +316,7 @@ def stacked_step(
     ri, rj, rk, rl = tl.arange(0, BI), tl.arange(0, BJ), tl.arange(0, BK), tl.arange(0, BL)
     at_x, in_x = ri[:, None] * J + rj[None, :], (ri < I)[:, None] & (rj < J)[None, :]
     at_y, in_y = rk[:, None] * L + rl[None, :], (rk < K)[:, None] & (rl < L)[None, :]
-    # Columns of factors side by side: the rank, and the column within it.
+    # Columns of the side-by-side factors, which combine the rank and the column within a rank.
     of_k, of_j = tl.arange(0, R * BK), tl.arange(0, R * BJ)
     at_u = AT_U + ri[:, None] + ((of_k // BK * K + of_k % BK) * I)[None, :]  # (I, R K)
     in_u = (ri < I)[:, None] & ((of_k // BK < RANK) & (of_k % BK < K))[None, :]
@@ -435,7 +441,7 @@ def _sample(
     data, labels, order, scales, shifts, i, n_valid, at_x, in_x, AREA: tl.constexpr, LABEL: tl.constexpr,
     BYTE_SCALE: tl.constexpr, GAUSSIAN: tl.constexpr,
 ):  # fmt: skip
-    """Return the matrix of sample i of a batch, and its category; zeros beyond the end of the batch."""
+    """Return the matrix and category of sample i in a batch, or zeros after the last sample."""
     x = load_sample(data, order, scales, shifts, i, n_valid, at_x, in_x, AREA, BYTE_SCALE, GAUSSIAN)
     label = i * 0
     if len(LABEL) > 0:
@@ -447,7 +453,7 @@ def _sample(
 def _chain(
     chains, i, model, at_x, in_x, CHAINS: tl.constexpr, STATES: tl.constexpr, AT_X: tl.constexpr, LABEL: tl.constexpr
 ):  # fmt: skip
-    """Return the matrix of persistent chain i, and its category; zeros beyond the last."""
+    """Return the matrix and category of persistent chain i, or zeros after the last chain."""
     state = chains + (model * CHAINS + i).to(tl.int64) * STATES
     x = fresh(state + AT_X + at_x, in_x & (i < CHAINS)).to(tl.float32)
     label = i * 0
@@ -474,7 +480,7 @@ def _keep_chain(
 
 @triton.jit
 def _draw_label(y, weights, at_y, in_y, number, LABEL: tl.constexpr):
-    """Draw a label given the hidden layer, with one uniform number."""
+    """Sample a label given the hidden layer, using one uniform random number."""
     classes = tl.arange(0, LABEL[WIDE])
     exists = classes < LABEL[CLASSES]
     weights += LABEL[WEIGHTS]
@@ -490,7 +496,7 @@ def _draw_label(y, weights, at_y, in_y, number, LABEL: tl.constexpr):
 
 @triton.jit
 def _of_label(weights, label, at_y, in_y, LABEL: tl.constexpr):
-    """Return the field of a label on the hidden layer, (K, L), or 0 where there is none."""
+    """Return the field that a label induces on the hidden layer, of shape (K, L), or 0 if there is no label."""
     field = 0.0
     if len(LABEL) > 0:
         field = fresh(weights + LABEL[WEIGHTS] + label * LABEL[UNITS] + at_y, in_y)
@@ -501,7 +507,7 @@ def _of_label(weights, label, at_y, in_y, LABEL: tl.constexpr):
 def _add_label_gradient(
     gradients, label, h, share, at_y, in_y, LABEL: tl.constexpr
 ):  # fmt: skip
-    """Add a label's gradients: those of its category's weights, and of its bias."""
+    """Add the gradients for a label: for the weights of its category, and for its bias."""
     gradients += LABEL[WEIGHTS]
     tl.atomic_add(gradients + label * LABEL[UNITS] + at_y, h, mask=in_y, sem="relaxed")
     tl.atomic_add(gradients + LABEL[CLASSES] * LABEL[UNITS] + label, share, sem="relaxed")

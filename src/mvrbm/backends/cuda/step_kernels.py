@@ -1,7 +1,7 @@
-r"""The update rule in Triton, and the norms that normalized steps divide by. All kernel families use these functions.
+r"""Update rule in Triton, and the norms used in normalized steps. All kernel families use these functions.
 
-The rule is that of :func:`mvrbm.updates.step.step`; `step_rule` is its only implementation in Triton. Parameters,
-momenta and gradients of a model are flat arrays, `STRIDE` numbers apart.
+`step_rule` is the only Triton implementation of the update rule in :func:`mvrbm.updates.step.step`. Parameters, momenta
+and gradients are flat arrays. Consecutive models are `STRIDE` elements apart.
 """
 
 # mypy: ignore-errors
@@ -11,14 +11,14 @@ import triton.language as tl
 
 from mvrbm.backends.cuda.overlap import after_previous, fresh
 
-# Number of columns of the table of rates, which has one row per model: learning rates of factors and biases, momentum,
-# weight decay, 1 / rate decay, 1 / planned updates.
+# Number of columns in the table of rates, which has one row per model: learning rate for factors, learning rate for
+# biases, momentum, weight decay, 1 / rate decay, 1 / planned updates.
 N_RATES = tl.constexpr(6)
 
 
 @triton.jit
 def rates_of(rates, model, clock, batch):
-    """Return the rates of factors and biases at a batch, momentum and weight decay."""
+    """Return the learning rates for factors and biases at a given batch, the momentum and the weight decay."""
     rates += model * N_RATES
     update = (tl.load(clock) + batch).to(tl.float32)
     falling = tl.maximum(1.0 - update * tl.load(rates + 5), 0.0) / tl.sqrt(1.0 + update * tl.load(rates + 4))
@@ -27,7 +27,7 @@ def rates_of(rates, model, clock, batch):
 
 @triton.jit
 def step_rule(value, momentum, gradient, rate, keep, decay):
-    """Return parameters and momenta after a step: the update rule of :func:`mvrbm.updates.step.step`."""
+    """Return parameters and momenta after a step, using the update rule of :func:`mvrbm.updates.step.step`."""
     momentum = keep * momentum + gradient + decay * value
     return value - rate * momentum, momentum
 
@@ -46,7 +46,7 @@ def stepped(weights, momenta, gradients, at, inside, scale, rate, keep, decay, P
 
 @triton.jit
 def keep_step(weights, momenta, cleared, at, inside, value, momentum):
-    """Write parameters and their momentum, and set a gradient to zero."""
+    """Write parameters and momenta, and set the gradient to zero."""
     tl.store(weights + at, value, mask=inside)
     tl.store(momenta + at, momentum, mask=inside)
     tl.store(cleared + at, tl.zeros_like(value), mask=inside)
@@ -58,15 +58,15 @@ def apply(
     SIZE: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr, TERMS: tl.constexpr,
     NORMALIZED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Make the step of batch `batch` from the gradient, and set the gradient to zero.
+    """Perform the step for batch `batch`, and set the gradient to zero.
 
-    The gain of a factor is the sum of `TERMS` numbers, a power of two. With `BLOCKS`, each program writes the largest
-    entry of every factor in its block to `sizes`, (models, N_GAINS, BLOCKS).
+    The gain for a factor is the sum of `TERMS` values, where `TERMS` is a power of two. If `BLOCKS` is nonzero, each
+    program writes the largest entry of every factor in its block to `sizes`, of shape (models, N_GAINS, BLOCKS).
     """
     model = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
-    which = tl.load(gain_of + at, mask=inside, other=-1)  # number of the factor, -1 for a bias, N_GAINS for a label
+    which = tl.load(gain_of + at, mask=inside, other=-1)  # factor index, -1 for a bias, N_GAINS for a label
     factor = which >= 0
     factor_rate, bias_rate, keep, decay = rates_of(rates, model, clock, batch)
     at += model.to(tl.int64) * STRIDE
@@ -98,7 +98,7 @@ def apply(
 
 @triton.jit
 def schatten(matrix, PRECISION: tl.constexpr):
-    """Return the squared Schatten 8-norm, as `couplings.base.squared_norms` does."""
+    """Return the squared Schatten 8-norm, like `couplings.base.squared_norms`."""
     gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
     gram = tl.dot(gram, gram, input_precision=PRECISION)
     return tl.sqrt(tl.sqrt(tl.sum(gram * gram)))
@@ -109,7 +109,7 @@ def factor_at(
     number, RANK_: tl.constexpr, K: tl.constexpr, I: tl.constexpr, L: tl.constexpr, J: tl.constexpr,
     TERMS: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    """Return the positions of one matrix of the factors U (R, K, I) and V (R, L, J), and which of them exist."""
+    """Return the positions of one matrix in the factors U (R, K, I) and V (R, L, J), and a mask of valid entries."""
     row, column = tl.arange(0, EDGE)[:, None], tl.arange(0, EDGE)[None, :]
     height, width, start = K, I, 0
     if number >= TERMS:
@@ -119,17 +119,18 @@ def factor_at(
 
 @triton.jit
 def keep_norm(matrix, gains, number, TERMS: tl.constexpr, PRECISION: tl.constexpr):
-    """Store one term of the gains of U and V: a squared norm, as `couplings.base.squared_norms` has it."""
-    # The norms of U make the gain of V, and those of V the gain of U.
+    """Store one term of the gains for U and V: a squared norm, as in `couplings.base.squared_norms`."""
+    # The gain for V is computed from the norms of U, and the gain for U from the norms of V.
     partner = tl.where(number < TERMS, number + TERMS, number % TERMS)
     tl.store(gains + partner, schatten(matrix, PRECISION))
 
 
 @triton.jit
 def power_of(squares, first, n_columns, WIDE: tl.constexpr):
-    """Return the power of a layer that learns its variances, see :func:`mvrbm.updates.step.gains_of`; 1 for others.
+    """Return the power of a layer with learned variances, or 1 for other layers.
 
-    It has `n_columns` columns from `first` on, or none where `WIDE` is 0; squares of columns that are padded are zero.
+    See :func:`mvrbm.updates.step.gains_of`. The layer has `n_columns` columns starting at `first`, or none if `WIDE` is
+    0. The squares for padded columns are zero.
     """
     power = 1.0
     if WIDE > 0:

@@ -1,7 +1,7 @@
-"""The backend for arrays of order 3 to 6: one program per sample, two launches per update.
+"""GPU backend for arrays of order 3 to 6, with one program per sample and two launches per update.
 
-It serves a single visible layer with a Kronecker coupling. The kernel, in `tensor_kernel`, puts neighboring modes into
-groups and computes one product per group.
+It supports a single visible layer with a Kronecker coupling. The kernel, in `tensor_kernel`, groups neighboring modes
+and computes one product per group.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from mvrbm.backends.layout import Layout
 from mvrbm.data.sources import Source
 from mvrbm.updates.state import TrainState
 
-# Smallest side of a product.
+# Minimum size of each dimension of a product.
 _LEAST = 16
-# Entries of a padded state that the registers of a warp have room for.
+# Number of entries in a padded state that fit into the registers of a warp.
 _ENTRIES_PER_WARP = 512
-# Entries of the largest padded state. At this size a few numbers spill to memory.
+# Maximum number of entries in a padded state. At this size, a few registers spill to memory.
 _LARGEST = 8192
 _WIDEST_FACTOR = 64
 
-#: A group of modes, as `tensor_kernel` describes it.
+#: A group of modes, as described in `tensor_kernel`.
 Group = tuple[int, ...]
 _NOTHING: Group = (1,) * 8 + (-1, -1)
 
 
 @dataclass(frozen=True)
 class TensorLaunch:
-    """How the kernel is launched."""
+    """Launch settings for the kernel."""
 
-    #: The groups of modes, the second of which may be empty.
+    #: The groups of modes. The second group may be empty.
     groups: tuple[Group, Group, Group]
-    #: Sizes K and I and position of every factor, one after another.
+    #: Sizes K and I and the position of each factor, concatenated.
     factors: tuple[int, ...]
     bias_at: int
-    #: Width of a tile that holds any factor.
+    #: Width of a tile that is large enough for any factor.
     edge: int
     warps: int
 
@@ -65,7 +65,7 @@ class TensorLaunch:
 
 
 class TensorBackend(FlatBackend):
-    """Computes epochs of machines with a single visible layer of order 3 to 6, and a Kronecker coupling."""
+    """Backend for machines with a single visible layer of order 3 to 6 and a Kronecker coupling."""
 
     _launch: TensorLaunch
 
@@ -106,7 +106,7 @@ class TensorBackend(FlatBackend):
 
 
 def best_groups(layout: Layout) -> tuple[Group, Group, Group] | None:
-    """Return the groups of modes with which a field takes the fewest operations, None if none of them fits.
+    """Return the groups of modes that minimize the operations for a field, or None if no grouping fits.
 
     The second group may be empty.
     """
@@ -121,7 +121,7 @@ def best_groups(layout: Layout) -> tuple[Group, Group, Group] | None:
 
 
 def _all_groups(layout: Layout) -> Iterator[tuple[Group, Group, Group]]:
-    """Yield all ways to put the modes into two or three groups of one or two neighbors."""
+    """Yield all ways to divide the modes into two or three groups of one or two neighboring modes."""
     factors = layout.layers[0].factors
     order = len(factors)
     for first in (1, 2):
@@ -134,7 +134,7 @@ def _all_groups(layout: Layout) -> Iterator[tuple[Group, Group, Group]]:
 
 
 def _group(factors: tuple[tuple[int, int, int], ...], start: int, end: int) -> Group:
-    """Return the group of modes `start` to `end`."""
+    """Return the group that contains modes `start` to `end`."""
     if start == end:
         return _NOTHING
     positions = [sum(map(math.prod, factors[:mode])) for mode in range(start, end)]
@@ -146,13 +146,13 @@ def _group(factors: tuple[tuple[int, int, int], ...], start: int, end: int) -> G
 
 
 def _volume(groups: tuple[Group, Group, Group]) -> int:
-    """Return the largest number of entries of a padded state before, between and after the products."""
+    """Return the maximum number of entries in a padded state before, between and after the products."""
     (l, a), (m, b), (n, c) = ((group[4] * group[6], group[5] * group[7]) for group in groups)  # noqa: E741
     return max(a * b * c, a * b * n, a * m * n, l * m * n)
 
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
-    """Return why the kernel cannot compute a training run's updates, None if it can."""
+    """Return why the kernel does not support a training run, or None if it does."""
     reason = epochs.unsupported_reason(settings, state, source) or flat.unsupported_reason(settings, state)
     if reason is not None:
         return reason
@@ -161,7 +161,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Sour
     if len(layout.layers) > 1 or not 3 <= len(layer.factors) <= 6:
         return "it does not have a single layer of order 3 to 6"
     if layer.kind == "categorical" or layer.learns_variance:
-        return "its visible units are neither Bernoulli nor Gaussian ones of fixed variances"
+        return "its visible units are neither Bernoulli units nor Gaussian units with fixed variances"
     if state.centering is not None and state.centering.follow_hidden:
         return "the hidden layer is centered"
     if max(max(shape[1:]) for shape in layer.factors) > _WIDEST_FACTOR or best_groups(layout) is None:

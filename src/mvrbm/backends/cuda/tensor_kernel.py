@@ -1,6 +1,6 @@
-r"""The Triton kernel of one update for a single layer of order 3 or more, one program per sample.
+r"""Triton kernel that computes one update for a single layer of order 3 or more, with one program per sample.
 
-Modes form three groups of one or two neighboring modes each, the second of which may be empty. A visible state is a
+The modes form three groups of one or two neighboring modes each. The second group may be empty. A visible state is a
 tile (A B, C), and a hidden state a tile (N M, L), where A, B, C are the visible sizes of the groups and L, M, N their
 hidden sizes, all padded. A field takes one product per group, which replaces the last axis and swaps the other two:
 (A B, C) -> (A N, B) -> (N M, A) -> (N M, L). The axes of a hidden tile are in reverse order, so the same sequence of
@@ -25,7 +25,7 @@ from mvrbm.backends.cuda.per_sample_kernels import load_sample, operand
 from mvrbm.backends.cuda.step_kernels import schatten
 from mvrbm.random.kernels import normal_lines, uniform_lines
 
-# Hidden and visible size of the first mode, and of the second mode, which are 1 if there is none.
+# Hidden and visible sizes of the first and second modes. The sizes of a nonexistent second mode are 1.
 K1 = tl.constexpr(0)
 I1 = tl.constexpr(1)
 K2 = tl.constexpr(2)
@@ -42,23 +42,23 @@ AT2 = tl.constexpr(9)
 
 @triton.jit
 def _visible(index, G: tl.constexpr):
-    """Return the position of visible entries along the axes of a group, and whether they exist."""
+    """Return the positions of visible entries along the axes of a group, and a mask of valid entries."""
     first, second = index // G[BI2], index % G[BI2]
     return first * G[I2] + second, (first < G[I1]) & (second < G[I2])
 
 
 @triton.jit
 def _hidden(index, G: tl.constexpr):
-    """Return the position of hidden entries along the axes of a group, and whether they exist."""
+    """Return the positions of hidden entries along the axes of a group, and a mask of valid entries."""
     first, second = index // G[BK2], index % G[BK2]
     return first * G[K2] + second, (first < G[K1]) & (second < G[K2])
 
 
 @triton.jit
 def _visible_numbers(key, row, update, draw, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, NORMAL: tl.constexpr):
-    """Return the random numbers of a sample's visible layer, (A B, C)."""
+    """Return random numbers for a sample's visible layer, of shape (A B, C)."""
     SB: tl.constexpr = B[BI1] * B[BI2]
-    # Lines run along the last mode: all modes before it number them.
+    # Lines run along the last mode and are numbered by all preceding modes.
     FURTHER: tl.constexpr = C[BI1] if C[AT2] >= 0 else 1
     COLUMNS: tl.constexpr = C[I2] if C[AT2] >= 0 else C[I1]
     WIDTH: tl.constexpr = C[BI2] if C[AT2] >= 0 else C[BI1]
@@ -74,7 +74,7 @@ def _visible_numbers(key, row, update, draw, A: tl.constexpr, B: tl.constexpr, C
 
 @triton.jit
 def _hidden_numbers(key, row, update, draw, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, NORMAL: tl.constexpr):
-    """Return the random numbers of a sample's hidden layer, (N M, L). Lines run along the last mode, part of N."""
+    """Return random numbers for a sample's hidden layer (N M, L). Lines run along the last mode, part of N."""
     SL: tl.constexpr = A[BK1] * A[BK2]
     SM: tl.constexpr = B[BK1] * B[BK2]
     FURTHER: tl.constexpr = C[BK1] if C[AT2] >= 0 else 1
@@ -100,14 +100,14 @@ def _numbers_of_lines(key, row, line, update, draw, COLUMNS: tl.constexpr, WIDTH
 
 @triton.jit
 def _mode(rows, columns, r, AT: tl.constexpr, K: tl.constexpr, I: tl.constexpr):
-    """Return the positions of entries of a mode's factor, and whether they exist."""
+    """Return the positions of the entries in a mode's factor, and a mask of valid entries."""
     at = AT + (r * K + rows)[:, None] * I + columns[None, :]
     return at, (rows < K)[:, None] & (columns < I)[None, :]
 
 
 @triton.jit
 def _factor(weights, r, G: tl.constexpr, HALVES: tl.constexpr):
-    """Return the factor of a group as an operand, and the size that results are multiplied by."""
+    """Return the factor of a group as an operand, and the scale by which results must be multiplied."""
     rows, columns = tl.arange(0, G[BK1] * G[BK2]), tl.arange(0, G[BI1] * G[BI2])
     at, inside = _mode(rows // G[BK2], columns // G[BI2], r, G[AT1], G[K1], G[I1])
     factor = fresh(weights + at, inside)
@@ -122,7 +122,7 @@ def _factors(weights, r, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, MIDD
     """Return the factors of all groups, and their sizes."""
     a, size_a = _factor(weights, r, A, HALVES)
     c, size_c = _factor(weights, r, C, HALVES)
-    b, size_b = c, 1.0  # not used without a group in the middle
+    b, size_b = c, 1.0  # placeholders, unused if there is no middle group
     if MIDDLE:
         b, size_b = _factor(weights, r, B, HALVES)
     return a, b, c, size_a, size_b, size_c
@@ -175,7 +175,7 @@ def _down(y, bias, weights, a, b, c, size, A: tl.constexpr, B: tl.constexpr, C: 
 
 @triton.jit
 def _product(size_a, size_b, size_c):
-    """Return the product of three sizes, kept finite: a field of zero must stay zero."""
+    """Return the product of three sizes, clamped to a finite value so that zero fields remain zero."""
     return tl.minimum(tl.minimum(size_a * size_b, 3e38) * size_c, 3e38)
 
 
@@ -194,7 +194,7 @@ def _pair(h, x, total, PRECISION: tl.constexpr):
 
 @triton.jit
 def _parts(ROWS: tl.constexpr, H: tl.constexpr, X: tl.constexpr):
-    """Return a total of zero for `_pair`: a small product is divided, or all warps would compute the whole of it."""
+    """Return a zero total for `_pair`. Small products are divided so that warps do not duplicate work."""
     MOST: tl.constexpr = 2048 // (H * X) if H * X < 2048 else 1
     S: tl.constexpr = ROWS // 32 if ROWS // 32 < MOST else MOST
     return tl.zeros([S if S > 0 else 1, H, X], tl.float32)
@@ -203,7 +203,7 @@ def _parts(ROWS: tl.constexpr, H: tl.constexpr, X: tl.constexpr):
 @triton.jit
 def _add_slopes(x, h, a, b, c, grad_a, grad_b, grad_c, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
                 MIDDLE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Add the gradients of the factors of one term, of a visible state (A B, C) and a hidden mean (N M, L)."""
+    """Add the gradients for one term's factors, given a visible state (A B, C) and a hidden mean (N M, L)."""
     P: tl.constexpr = A[BI1] * A[BI2]
     N: tl.constexpr = C[BK1] * C[BK2]
     M: tl.constexpr = B[BK1] * B[BK2]
@@ -218,7 +218,7 @@ def _add_slopes(x, h, a, b, c, grad_a, grad_b, grad_c, A: tl.constexpr, B: tl.co
 
 @triton.jit
 def _keep_gradient(gradients, weights, gradient, r, G: tl.constexpr):
-    """Add the gradient of a group's factor to those of its modes."""
+    """Add the gradient for a group's factor to the gradients for its modes."""
     k1, i1 = tl.arange(0, G[BK1]), tl.arange(0, G[BI1])
     first_at, first_in = _mode(k1, i1, r, G[AT1], G[K1], G[I1])
     if G[AT2] < 0:
@@ -237,9 +237,9 @@ def _keep_gradient(gradients, weights, gradient, r, G: tl.constexpr):
 @triton.jit
 def _keep_gain(weights, gains, number, G: tl.constexpr, RANK: tl.constexpr, TERMS: tl.constexpr, EDGE: tl.constexpr,
                PRECISION: tl.constexpr):  # fmt: skip
-    """Store one term of a factor's gain: the product of the squared norms of all others, of one term.
+    """Store one term of a factor's gain: the product of the squared norms of all other factors in that term.
 
-    `G` has the sizes K and I and the position of every factor, one after another.
+    `G` contains the sizes K and I and the position of each factor, concatenated.
     """
     own, r = number // RANK, number % RANK
     edge = tl.arange(0, EDGE)
@@ -261,8 +261,9 @@ def tensor_step(
     BYTE_SCALE: tl.constexpr, NORMALIZED: tl.constexpr, TERMS: tl.constexpr,
     PRECISION: tl.constexpr, EXACT: tl.constexpr, HALVES: tl.constexpr, EDGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute one batch's gradient. Program (i, s) takes sample i of model s; the last ones compute gains.
+    """Compute the gradient for one batch.
 
+    Program (i, s) processes sample i of model s. The last programs compute gains.
     A, B and C are the groups, and `VISIBLE` is the size of the visible layer.
     """
     i, model = tl.program_id(0), tl.program_id(1)
@@ -307,8 +308,8 @@ def tensor_step(
     size = _product(size_a, size_b, size_c)
     bias_x = fresh(weights + AT_B + at_x, in_x)
     bias_y = fresh(weights + AT_B + VISIBLE + at_y, in_y)
-    # A chain counts as `weight` samples. No sample counts more than 1 until the end, so that operands stay in the range
-    # of 16-bit numbers.
+    # A chain counts as `weight` samples. Until the end, all weights are at most 1, so that operands stay in the range
+    # of 16-bit floats.
     weight, largest = 1.0, 1.0
     if PERSISTENT:
         weight = n_valid.to(tl.float32) / CHAINS
