@@ -41,8 +41,6 @@ ALLOWED = (
     # The free energy of BernoulliRBM.
     "model._free_energy",
 )
-# Test modules that still import other test modules. Move what they share to a helper module, and remove the line.
-TEST_IMPORTS = ("tests/likelihood/test_interval.py",)
 # Attributes of named tuples that the documentation of Python makes public.
 NAMED_TUPLE = {"_replace", "_asdict", "_fields", "_make", "_field_defaults"}
 
@@ -145,8 +143,6 @@ def check_test_imports(root: Path) -> Iterator[str]:
     """Yield imports of test modules by modules of the tests. Shared helpers belong in modules without `test_`."""
     for path in modules(root, "tests"):
         shown = path.relative_to(root).as_posix()
-        if shown in TEST_IMPORTS:
-            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Import | ast.ImportFrom):
                 continue

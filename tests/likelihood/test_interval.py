@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from likelihood.test_annealing import (
+from likelihood.annealed_machines import (
     FALSE_ALARM,
     HIGH,
     LOW,
