@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all browser-test lint wheel format docs clean study bench
+.PHONY: help demo test test-all gpu-test browser-test lint wheel format docs clean study bench
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ test-all: lint  ## run lint and all tests
 	$(PYTEST)
 
 # With MVRBM_BROWSER=required, a missing browser is an error.
+# Without a GPU, Triton's interpreter runs the kernels, as in `make test-all`.
+gpu-test: $(STAMP)  ## test the kernels and CUDA graphs on this machine's GPU
+	$(BIN)/python -m pytest tests/backends tests/random tests/test_cuda_graphs.py
+
 browser-test: $(STAMP)  ## test pages in Chrome or Chromium (on Debian: apt-get install -y chromium)
 	MVRBM_BROWSER=$(or $(MVRBM_BROWSER),1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/pages
 

@@ -219,7 +219,9 @@ def _up(machine: BoltzmannMachine, layers: Mapping[str, Tensor]) -> Tensor:
 
 
 def _centered(machine: BoltzmannMachine) -> BoltzmannMachine:
-    """Return a portable copy of a machine that takes deviations from the bias, for layers with an arbitrary origin.
+    """Return a portable copy of a machine whose inputs are deviations from the visible bias.
+
+    This applies to layers with an arbitrary origin.
 
     The field of the visible bias is added to the hidden bias in double precision. For data far from zero, this field is
     large and mostly cancels. In float32, the cancellation would cause errors of 1e-4 in the hidden means.

@@ -952,5 +952,5 @@ def test_errors_say_what_was_given():
 
 @pytest.mark.parametrize("betas", [1, [1.0], [0.5, 0.9], [0.5, 0.5, 1.0], [1.0, 0.0], [[0.0, 1.0]]])
 def test_ladders_must_increase_to_1(betas):
-    with pytest.raises(ValueError, match="betas must be at least two increasing numbers"):
+    with pytest.raises(ValueError, match="betas must contain at least two increasing values"):
         ParallelTempering(DISCRETE["binary"](), 3, betas, rng=RandomSource(0))

@@ -460,7 +460,7 @@ def test_mistakes_in_making_noise(message, wrong):
 
 
 def test_patch_grids_have_to_cover_the_image():
-    with pytest.raises(ValueError, match=r"stride must be from 1 to 3 \(shorter side of a patch\), got 4"):
+    with pytest.raises(ValueError, match=r"stride must be between 1 and 3 \(the shorter side of a patch\), got 4"):
         PatchGrid(1, (9, 9), (3, 4), 4)
     with pytest.raises(ValueError, match="images must be at least as large as a patch"):
         PatchGrid(1, (2, 9), (3, 4), 1)

@@ -82,7 +82,7 @@ _QUICK = _Effort(n_per_class=50, generative_epochs=2, feature_epochs=2, gibbs_st
 
 
 class _Part(NamedTuple):
-    """Sections of the report, and a dictionary of the numbers in these sections."""
+    """Sections of the report and a dictionary of the numbers they contain."""
 
     sections: list[Section]
     numbers: dict[str, Any]

@@ -144,7 +144,7 @@ class RandomSource:
         return self._at((*self._path, _NAMED, *name))
 
     def _at(self, path: tuple[int, ...]) -> RandomSource:
-        """Return a source of the same type at the beginning of another path."""
+        """Return a source of the same type, positioned at the start of another path."""
         found = copy.copy(self)
         found.__dict__.pop("key", None)  # cached, and different for another path
         found._path = path

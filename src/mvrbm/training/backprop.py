@@ -78,7 +78,7 @@ class DescentSettings(NamedTuple):
             whole_number(self.patience, "patience")
 
     def identity(self) -> str:
-        """Return a string that identifies the settings in checkpoints, in the format of version 0.2."""
+        """Return a string that identifies the settings in a checkpoint, using the format of version 0.2."""
         return "Plan(" + ", ".join(f"{name}={value!r}" for name, value in self._asdict().items()) + ")"
 
     def rate_at(self, update: int, n_updates: int) -> float:

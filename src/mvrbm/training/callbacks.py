@@ -43,7 +43,7 @@ class TrainingRun(Protocol):
 
     @property
     def machine(self) -> BoltzmannMachine:
-        """Machine that is being trained."""
+        """The machine being trained."""
 
     @property
     def epoch(self) -> int:

@@ -154,7 +154,7 @@ class Trainer:
 
     @property
     def machine(self) -> BoltzmannMachine:
-        """Machine that is being trained."""
+        """The machine being trained."""
         return self.state.machine
 
     @property

@@ -27,7 +27,7 @@ class TrainState:
     Parameters
     ----------
     machine : BoltzmannMachine
-        Machine that is being trained. Its parameters are part of the state.
+        The machine being trained. Its parameters are part of the state.
     rng : RandomSource
         Random source for sampling. Update `t` uses the random numbers of step `t`, so the source itself never changes.
     momenta : dict of str to Tensor

@@ -188,7 +188,7 @@ def median_of_uncorrupted(images: Tensor, mask: Tensor) -> Tensor:
 
 
 class Degraded(NamedTuple):
-    """Degraded images, the target images, and the information about the degradation that a stage may use."""
+    """Degraded images, target images, and the degradation information available to a stage."""
 
     images: Tensor  # (n, c, h, w)
     goal: Tensor  # (n, c, h, w)

@@ -20,7 +20,8 @@ class PatchGrid:
 
     def __post_init__(self) -> None:
         if not 1 <= self.stride <= min(self.patch):
-            raise ValueError(f"stride must be from 1 to {min(self.patch)} (shorter side of a patch), got {self.stride}")
+            side = min(self.patch)
+            raise ValueError(f"stride must be between 1 and {side} (the shorter side of a patch), got {self.stride}")
         if any(size < patch for size, patch in zip(self.size, self.patch, strict=True)):
             raise ValueError(f"images must be at least as large as a patch {self.patch}, got {self.size}")
 

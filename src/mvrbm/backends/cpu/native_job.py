@@ -79,7 +79,7 @@ class JobMemory:
     threads : int
         Maximum number of threads.
     pad : int
-        Number of floats to a multiple of which the C code pads each row.
+        Row padding: the C code pads each row to a multiple of this many floats.
 
     Attributes
     ----------

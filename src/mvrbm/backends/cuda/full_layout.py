@@ -206,7 +206,7 @@ def factor_rank(link: Coupling) -> int:
 
 
 class FullPacking:
-    """Converter between the parameters and momenta in a state and the flat form.
+    """Converts the parameters and momenta in a state to and from the flat form.
 
     The layout may have a higher rank than the machine. The extra terms are zero and remain zero.
     """
