@@ -36,11 +36,11 @@ test: lint  ## run lint and the fast tests, in less than five minutes
 test-all: lint  ## run lint and all tests
 	$(PYTEST)
 
-# With MVRBM_BROWSER=required, a missing browser is an error.
 # Without a GPU, Triton's interpreter runs the kernels, as in `make test-all`.
 gpu-test: $(STAMP)  ## test the kernels and CUDA graphs on this machine's GPU
 	$(BIN)/python -m pytest tests/backends tests/random tests/test_cuda_graphs.py
 
+# With MVRBM_BROWSER=required, a missing browser is an error.
 browser-test: $(STAMP)  ## test pages in Chrome or Chromium (on Debian: apt-get install -y chromium)
 	MVRBM_BROWSER=$(or $(MVRBM_BROWSER),1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/pages
 
