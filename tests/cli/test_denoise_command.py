@@ -86,6 +86,7 @@ def test_a_picture_in_color_stays_in_color(command, stripes, channels):
         (("noisy.npy", "o.npy", "--method", "gibbs"), 2, "'--method': has no effect without --model"),
         (("noisy.npy", "o.npy", "-n", "2"), 2, "'--rows': has no effect without --model"),
         (("noisy.npy", "o.npy", "--level", "-3"), 2, "'--level'"),
+        (("noisy.npy", "o.npy", "--level", "0"), 1, "--level must be greater than 0, got 0"),
         (("noisy.npy", "o.npy", "--model", "model", "--level", "2"), 1, "level must be positive and below 1"),
         (("noisy.npy", "o.npy", "--model", "model", "--noise", "snow"), 2, "--noise"),
         (("noisy.npy", "o.npy", "--model", "model", "--stride", "9"), 1, "stride must be"),

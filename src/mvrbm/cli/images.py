@@ -141,12 +141,19 @@ def denoise(
     opt.show(result, as_json, text)
 
 
+def _check_level(level: float | None) -> None:
+    """Raise ValueError for a noise level of 0. Without noise, there is nothing to remove."""
+    if level == 0:
+        raise ValueError("--level must be greater than 0, got 0: omit it to estimate the noise level")
+
+
 def _denoise_photograph(
     source: str, out: Path, noise: NoiseKind | None, level: float | None, device: str, force: bool, as_json: bool
 ) -> None:
     """Denoise a photograph with the weights that come with the package."""
     from mvrbm.vision import denoise_photograph, estimate_noise, estimate_salt
 
+    _check_level(level)
     picture = _read_photograph(source, out, force)
     origin = "estimated" if level is None else "given"
     salt = 0.0 if level is not None or noise is NoiseKind.GAUSSIAN else estimate_salt(picture.pixels)
@@ -167,6 +174,7 @@ def _denoise_with(
     """Denoise a photograph with a trained photo denoiser."""
     from mvrbm.vision import estimate_noise, jpeg_level
 
+    _check_level(level)
     picture = _read_photograph(source, out, force)
     origin = "estimated" if level is None else "given"
     if level is None and model.kind in ("gray", "color"):
