@@ -200,8 +200,8 @@ class Unit(nn.Module, ABC):
     ) -> dict[str, Tensor]:
         """Compute the gradient of :math:`A(f)` with respect to each learned parameter.
 
-        The gradient is averaged over the batch, or is a weighted sum if `weights`, of shape (n,), is given. Pass the
-        mean given the field as `mean` to avoid computing it again.
+        The gradient is averaged over the batch, or is a weighted sum if `weights`, of shape (n,), is given. If the
+        mean in the field is already available, pass it as `mean` to avoid recomputing it.
         """
         return {"bias": self._tie(average(self.mean(field) if mean is None else mean, weights))}
 
