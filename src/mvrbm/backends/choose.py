@@ -138,8 +138,7 @@ def choose_entry(
     chosen = check_name(name)
     if chosen == "auto":
         chosen = _fastest(settings[0], states[0], sources[0], models)
-    reason = BACKENDS[chosen].unsupported_reason(settings[0], states[0], sources[0])
-    if reason is not None:
+    elif (reason := BACKENDS[chosen].unsupported_reason(settings[0], states[0], sources[0])) is not None:
         raise ValueError(f"backend {chosen!r} cannot compute this training run: {reason}")
     if models > 1 and not BACKENDS[chosen].trains_groups:
         raise ValueError(f"backend {chosen!r} cannot train {models} machines together: train them one by one")
