@@ -16,7 +16,7 @@ from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
 from mvrbm.validation import all_finite, as_shape, choice
 
-#: Functions that build a unit of a given shape, keyed by the unit's name on the command line and in files.
+#: Registry of units: maps each name, as used on the command line and in files, to a function that builds the unit.
 UNITS: dict[str, Callable[..., Unit]] = {}
 
 
@@ -26,7 +26,7 @@ LARGEST_PARAMETER = 1e15
 
 
 class Alternatives(NamedTuple):
-    """Possible values of one site. See :meth:`mvrbm.Unit.alternatives`."""
+    """Possible values of one site for each of n samples, as returned by :meth:`mvrbm.Unit.alternatives`."""
 
     values: Tensor  # (a, n, *entry_shape)
     log_weights: Tensor  # (a, n): log-weights for the sum (or quadrature) over all values
@@ -34,7 +34,7 @@ class Alternatives(NamedTuple):
 
     @classmethod
     def and_itself(cls, values: Tensor, log_weights: Tensor, value: Tensor) -> Alternatives:
-        """Append the given value, of shape (n,), to `values`, of shape (a, n), with weight zero."""
+        """Build the alternatives from `values` (a, n), followed by `value` (n,), which gets weight zero."""
         never = torch.full_like(value, -math.inf)[None]
         shares = torch.cat([torch.zeros_like(values), torch.ones_like(value)[None]])
         return cls(torch.cat([values, value[None]]), torch.cat([log_weights, never]), shares)
@@ -62,7 +62,7 @@ class Unit(nn.Module, ABC):
 
     #: Name on the command line and in files. Every class that defines a name is registered under that name.
     name: ClassVar[str]
-    #: Names to register instead of `name` alone, each mapped to the constructor arguments that it implies.
+    #: Names under which to register the class, mapped to their constructor arguments. If not set, only `name` is used.
     variants: ClassVar[dict[str, dict[str, Any]]]
     bias: nn.Parameter
     #: Smallest and largest values allowed in data for this layer.
@@ -76,15 +76,15 @@ class Unit(nn.Module, ABC):
     #: Sampler that fast backends use for this layer: "bernoulli", "gaussian" or "categorical". These samplers require
     #: one bias per entry and no other learned parameters. None if the fast backends do not support the unit.
     sampled_as: str | None = None
-    #: Whether entries are real with a quadratic energy. Coupling two such layers can make the energy unbounded.
+    #: Whether entries are real numbers with a quadratic energy. Coupling two such layers can make the energy unbounded.
     gaussian: ClassVar[bool] = False
-    #: Whether the data has an arbitrary origin, like a temperature, so that zero does not mean "nothing".
+    #: Whether the zero point of the data is arbitrary, as for temperatures in degrees Celsius.
     arbitrary_zero: ClassVar[bool] = False
-    #: Factor by which uint8 data is multiplied.
+    #: Scale factor that :meth:`from_data` applies to uint8 data.
     byte_scale: ClassVar[float] = 1.0
     #: Whether samples follow an energy function. If False, free energies and likelihoods are undefined.
     has_energy: ClassVar[bool] = True
-    #: Number of trailing modes that form one site.
+    #: Number of trailing modes that form one site: 0 if each entry is a site, 1 if each row is.
     entry_modes: ClassVar[int] = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -110,22 +110,22 @@ class Unit(nn.Module, ABC):
 
     @property
     def site_shape(self) -> tuple[int, ...]:
-        """Shape of the array of sites."""
+        """Shape of the array of sites, which is `shape` without the last `entry_modes` modes."""
         return self.shape[: len(self.shape) - self.entry_modes]
 
     @property
     def entry_shape(self) -> tuple[int, ...]:
-        """Shape of one site."""
+        """Shape of a single site, which consists of the last `entry_modes` modes of `shape`."""
         return self.shape[len(self.shape) - self.entry_modes :]
 
     @property
     def n_sites(self) -> int:
-        """Number of sites."""
+        """Total number of sites in the layer."""
         return math.prod(self.site_shape)
 
     @property
     def own_lengths(self) -> bool:
-        """Whether each sample has its own length, which :meth:`redraw` preserves. Each length has a separate log Z."""
+        """Whether samples may have different lengths, each with its own log Z. :meth:`redraw` preserves the lengths."""
         return False
 
     @property
@@ -168,7 +168,7 @@ class Unit(nn.Module, ABC):
 
     @property
     def inverse_scale(self) -> Tensor:
-        r"""Inverse scale :math:`1 / s` for each entry, where :math:`T(x) = x / s`, of shape (\*shape)."""
+        r"""Inverse scale :math:`1 / s` of each entry, of shape (\*shape), where :math:`T(x) = x / s`."""
         return torch.ones_like(self.bias).detach().expand(self.shape)
 
     def activation(self, field: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class Unit(nn.Module, ABC):
         """Compute the gradient of :math:`A(f)` with respect to each learned parameter.
 
         The gradient is averaged over the batch, or is a weighted sum if `weights`, of shape (n,), is given. If the
-        mean in the field is already available, pass it as `mean` to avoid recomputing it.
+        mean given the field is already available, pass it as `mean` to avoid recomputing it.
         """
         return {"bias": self._tie(average(self.mean(field) if mean is None else mean, weights))}
 
@@ -218,10 +218,10 @@ class Unit(nn.Module, ABC):
         self.bias.add_(self._pool(field))
 
     def gains(self) -> dict[str, Tensor]:
-        """Return the squared effect of a unit step in each parameter, in standard deviations of the entries.
+        """Return the squared effect of a unit step in each parameter, measured in standard deviations of the entries.
 
-        A step in a shared bias moves all entries that share it. Parameters that are not in the result have gain 1. See
-        :meth:`mvrbm.couplings.Coupling.gains`.
+        A step in a shared bias moves all entries that share it. The gain is 1 for any parameter that is not in the
+        dictionary. See also :meth:`mvrbm.couplings.Coupling.gains`.
         """
         return {"bias": self.bias.new_full((), self.n_sharing)} if self.n_sharing > 1 else {}
 
@@ -237,7 +237,7 @@ class Unit(nn.Module, ABC):
 
     @property
     def learns_statistic(self) -> bool:
-        """Whether `T` has learned parameters. Their gradients depend on the field."""
+        """Whether `T` has learned parameters. If so, their gradients depend on the field."""
         return False
 
     def statistic_gradient(self, x: Tensor, field: Tensor) -> dict[str, Tensor]:
@@ -248,11 +248,11 @@ class Unit(nn.Module, ABC):
         return {}
 
     def _tie(self, batch_mean: Tensor) -> Tensor:
-        """Sum a gradient of the layer's shape over the entries that share a parameter."""
+        """Reduce a gradient of the layer's shape to the bias shape, by summing over entries that share a parameter."""
         return batch_mean.sum_to_size(self.bias_shape)
 
     def _pool(self, moment: Tensor) -> Tensor:
-        """Average a moment of the layer's shape over the entries that share a parameter."""
+        """Reduce a moment of the layer's shape to the bias shape, by averaging over entries that share a parameter."""
         return self._tie(moment) / self.n_sharing
 
     # -- data and checks --------------------------------------------------------------------------
@@ -293,7 +293,10 @@ class Unit(nn.Module, ABC):
 
     @property
     def middle(self) -> Tensor:
-        r"""Midpoint of each entry's possible values, or its mean if there are infinitely many, of shape (\*shape)."""
+        r"""Mean of each entry if all its values were equally likely, of shape (\*shape).
+
+        For units with infinitely many values, this is the mean at zero field.
+        """
         zero = torch.zeros(self.shape, dtype=self.bias.dtype, device=self.bias.device)
         return self.mean(zero).detach() if math.isinf(self.levels) else zero + 1 / self.levels
 
@@ -313,7 +316,7 @@ class Unit(nn.Module, ABC):
 
     @abstractmethod
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return the possible values of one site, for normalizing its distribution given all other sites.
+        """Return the possible values of one site, over which its distribution given all other sites is normalized.
 
         `value`, of shape (n, *entry_shape), is the current value of the site, and `site` is its index in row-major
         order. `reach` contains the lowest and highest possible fields on the site, each of shape (n,). Both are zero if
@@ -322,13 +325,13 @@ class Unit(nn.Module, ABC):
 
     @property
     def statistic_bounds(self) -> tuple[float, float]:
-        """Lowest and highest values of `T(x)`."""
+        """Lowest and highest possible values of an entry of `T(x)`."""
         return self.data_range
 
     # -- description ------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """Return the constructor arguments of this unit, read from the attributes of the same names."""
+        """Return the constructor arguments of this unit as a dictionary that can be saved as JSON."""
         found = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 

@@ -9,10 +9,10 @@ from mvrbm.units.base import Alternatives, Unit
 
 
 class Bernoulli(Unit):
-    r"""Binary entries: energy :math:`-\langle b, x\rangle`, so :math:`p(x = 1 \mid f) = \sigma(b + f)`.
+    r"""Binary entries with energy :math:`-\langle b, x\rangle`, so that :math:`p(x = 1 \mid f) = \sigma(b + f)`.
 
-    Data may contain gray values in [0, 1], which are interpreted as the probability that the entry is 1. Likelihoods
-    are then likelihoods of binary data.
+    Data may contain gray values in [0, 1], which are interpreted as the probability that an entry is 1. Likelihoods
+    still refer to binary data.
 
     Parameters
     ----------
@@ -43,11 +43,11 @@ class Bernoulli(Unit):
     fluctuation = 0.25
 
     def site_energy(self, x: Tensor) -> Tensor:
-        """Return -b x."""
+        """Return the energy -b x of each entry."""
         return -self.bias * x
 
     def site_log_normalizer(self, field: Tensor) -> Tensor:
-        """Return log(1 + exp(b + f))."""
+        """Return the log-normalizer of each entry, log(1 + exp(b + f))."""
         return softplus(self.bias + field)
 
     def mean(self, field: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class Bernoulli(Unit):
         return torch.sigmoid(self.bias + field)
 
     def statistic_variance(self, field: Tensor) -> Tensor:
-        """Return p (1 - p)."""
+        """Return the variance p (1 - p) of each entry, where p is its mean."""
         mean = self.mean(field)
         return mean * (1 - mean)
 
@@ -71,7 +71,7 @@ class Bernoulli(Unit):
         self.bias.copy_(torch.logit((self._pool(mean) * count + 1) / (count + 2)))
 
     def check(self, x: Tensor, layer: str) -> None:
-        """Raise ValueError for values outside [0, 1]."""
+        """Raise ValueError if any value is outside [0, 1]."""
         if not x.numel():
             return
         low, high = (float(end) for end in x.detach().aminmax())
@@ -87,11 +87,11 @@ class Bernoulli(Unit):
         return rng.uniform((n, *self.shape), self.bias)
 
     def decode(self, digits: Tensor) -> Tensor:
-        """Convert the digits, which already are the values, to the layer's dtype."""
+        """Convert the state indices 0 and 1, which are also the values, to the layer's dtype."""
         return digits.to(self.bias.dtype)
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return 0 and 1. A gray value is a weighted average of the two."""
+        """Return the possible values 0 and 1. A gray value is a weighted average of both."""
         shares = torch.stack([1 - value, value])
         values = torch.stack([torch.zeros_like(value), torch.ones_like(value)])
         return Alternatives(values, torch.zeros_like(shares), shares)

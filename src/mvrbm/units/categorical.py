@@ -1,4 +1,4 @@
-"""Categorical units: one-hot rows."""
+"""Categorical units: one-hot rows, each representing one of several categories."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,10 @@ from mvrbm.units.base import Alternatives, Unit
 
 
 class Categorical(Unit):
-    r"""Categorical entries, one-hot along the last mode.
+    r"""Categorical variables, one-hot encoded along the last mode.
 
-    The energy is :math:`-\langle b, x\rangle`, so :math:`p(x \mid f) = \mathrm{softmax}(b + f)`.
+    The energy is :math:`-\langle b, x\rangle`, so the probabilities of the categories are
+    :math:`\mathrm{softmax}(b + f)`.
 
     Parameters
     ----------
@@ -51,11 +52,11 @@ class Categorical(Unit):
         return self.shape[-1]
 
     def site_energy(self, x: Tensor) -> Tensor:
-        """Return -<b, x> for each row."""
+        """Return the energy -<b, x> of each row."""
         return -(self.bias * x).sum(-1)
 
     def site_log_normalizer(self, field: Tensor) -> Tensor:
-        """Return log sum exp(b + f) for each row."""
+        """Return the log-normalizer of each row, log sum exp(b + f)."""
         return torch.logsumexp(self.bias + field, dim=-1)
 
     def mean(self, field: Tensor) -> Tensor:
@@ -63,12 +64,12 @@ class Categorical(Unit):
         return torch.softmax(self.bias + field, dim=-1)
 
     def statistic_variance(self, field: Tensor) -> Tensor:
-        """Return p (1 - p)."""
+        """Return the variance p (1 - p) of each entry, where p is its mean."""
         mean = self.mean(field)
         return mean * (1 - mean)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
-        """Sample by inverting the cumulative distribution function at one uniform random number per row."""
+        """Sample one-hot rows by inverse transform sampling, with one uniform random number per row."""
         mean = self.mean(field)
         below = rng.uniform(mean.shape[:-1], mean)[..., None] >= mean.cumsum(-1)
         # Rounding can leave the last cumulative sum slightly below 1.
@@ -81,7 +82,7 @@ class Categorical(Unit):
         self.bias.copy_(torch.log(self._pool(mean) * count * self.n_sharing + 1))
 
     def check(self, x: Tensor, layer: str) -> None:
-        """Raise ValueError for rows that are neither one-hot nor padding."""
+        """Raise ValueError if any row is neither one-hot nor padding."""
         super().check(x, layer)
         one_hot = ((x == 0) | (x == 1)).all(-1) & (x.sum(-1) == 1)
         empty = (x == 0).all(-1)
@@ -104,15 +105,15 @@ class Categorical(Unit):
         return state
 
     def absent(self, x: Tensor) -> Tensor | None:
-        """Return a mask that is True in rows of zeros, or None if the units are not padded."""
+        """Return a mask of the shape of `x` that is True in rows of zeros, or None if `padded` is False."""
         return (x == 0).all(-1, keepdim=True).expand(x.shape) if self.padded else None
 
     def decode(self, digits: Tensor) -> Tensor:
-        """Return one-hot rows. Each digit is the index of a category."""
+        """Convert category indices to one-hot rows."""
         return torch.nn.functional.one_hot(digits, self.shape[-1]).to(self.bias.dtype)
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return all categories."""
+        """Return all categories as one-hot rows."""
         categories = torch.eye(self.shape[-1], dtype=value.dtype, device=value.device)
         shares = value.T  # (k, n)
         values = categories[:, None].expand(-1, len(value), -1)

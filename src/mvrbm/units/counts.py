@@ -62,7 +62,7 @@ class Counts(Unit):
 
     @property
     def levels(self) -> float:
-        """Number of distinct documents of the given length (infinite if `length` is None)."""
+        """Number of distinct documents of length `length`, or infinity if `length` is None."""
         return math.inf if self.length is None else math.comb(self.length + self.shape[-1] - 1, self.length)
 
     @property
@@ -72,15 +72,15 @@ class Counts(Unit):
 
     @property
     def statistic_bounds(self) -> tuple[float, float]:
-        """Lowest and highest counts."""
+        """Lowest and highest possible counts of a word."""
         return 0.0, math.inf if self.length is None else float(self.length)
 
     def site_energy(self, x: Tensor) -> Tensor:
-        """Return -<b, x> - log (D! / prod x!) for each document."""
+        """Return the energy of each document, -<b, x> - log (D! / prod x!)."""
         return (torch.lgamma(x + 1) - self.bias * x).sum(-1) - torch.lgamma(x.sum(-1) + 1)
 
     def site_log_normalizer(self, field: Tensor) -> Tensor:
-        """Return D log sum exp(b + f) for each document."""
+        """Return the log-normalizer of each document, D log sum exp(b + f)."""
         return self._given_length() * torch.logsumexp(self.bias + field, dim=-1)
 
     def mean(self, field: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Counts(Unit):
         return (self.length or 1) * torch.softmax(self.bias + field, dim=-1)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
-        """Sample documents of the given length."""
+        """Sample documents of length `length`. Raise ValueError if `length` is None."""
         return self._draw(field, torch.full(field.shape[:-1], self._given_length(), device=field.device), rng)
 
     def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor:
@@ -101,7 +101,7 @@ class Counts(Unit):
         return self._draw(field, n_words, rng) * (lengths / n_words.clamp(min=1))[..., None]
 
     def _draw(self, field: Tensor, lengths: Tensor, rng: RandomSource) -> Tensor:
-        """Sample by inverting the cumulative distribution function at one uniform random number per word."""
+        """Sample documents with the given lengths by inverse transform sampling, with one uniform number per word."""
         ends = torch.softmax((self.bias + field).flatten(0, -2).double(), dim=-1).cumsum(-1)
         documents = torch.arange(len(ends), device=field.device)
         of_word = torch.repeat_interleave(documents, lengths.flatten().long())
@@ -117,7 +117,7 @@ class Counts(Unit):
         self.bias.copy_(torch.log_softmax(torch.log(self._pool(mean) * count * self.n_sharing + 1), -1))
 
     def check(self, x: Tensor, layer: str) -> None:
-        """Raise ValueError for negative values and, if `length` is set, for fractions and other document lengths."""
+        """Raise ValueError for negative values and, if `length` is set, for fractions and wrong document lengths."""
         super().check(x, layer)
         bad = x < 0 if self.length is None else (x < 0) | (x != x.round())
         if bool(bad.any()):
@@ -132,14 +132,14 @@ class Counts(Unit):
             )
 
     def example(self, n: int, rng: RandomSource) -> Tensor:
-        """Return n documents of the given length, or of 10 words if `length` is None."""
+        """Return n random documents of length `length`, or of 10 words if `length` is None."""
         field = self.bias.new_zeros((n, *self.shape))
         lengths = torch.full(field.shape[:-1], self.length or 10, device=field.device)
         return self._draw(field, lengths, rng).detach()
 
     @property
     def some_state(self) -> Tensor:
-        """Documents that repeat the first word, or empty documents if `length` is None."""
+        """Documents that consist only of the first word, or empty documents if `length` is None."""
         state = super().some_state
         state[..., 0] = self.length or 0
         return state
@@ -150,11 +150,11 @@ class Counts(Unit):
         return torch.full_like(super().some_state, (self.length or 0) / self.shape[-1])
 
     def decode(self, digits: Tensor) -> Tensor:
-        """Return the documents of the given length with these indices, ordered as combinations of words."""
+        """Return the documents with the given indices in the list of all documents of length `length`."""
         return self._every()[digits.cpu()].to(self.bias)
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return all documents of the given length."""
+        """Return all documents of length `length`."""
         if self.levels > _MOST_VALUES:
             raise ValueError(
                 f"the conditional distribution of a document would sum over {self.levels:g} documents, but the maximum "
@@ -165,7 +165,7 @@ class Counts(Unit):
         return Alternatives(every[:, None].expand(-1, *value.shape), torch.zeros_like(shares), shares)
 
     def _every(self) -> Tensor:
-        """Return all documents of the given length, as an array of shape (levels, n_words)."""
+        """Return all documents of length `length`, as a tensor of shape (levels, vocabulary size)."""
         words = torch.tensor(
             list(itertools.combinations_with_replacement(range(self.shape[-1]), self._given_length())),
             dtype=torch.int64,

@@ -15,7 +15,7 @@ from mvrbm.validation import choice
 # Minimum variance, relative to the median variance of the layer. It avoids division by nearly zero for constant and
 # nearly constant entries.
 _SMALLEST_RELATIVE_VARIANCE = 1e-2
-# Variance used if all entries are constant, relative to the largest squared mean.
+# Variance to use if all entries are constant, relative to the largest squared mean.
 _CONSTANT_RELATIVE_VARIANCE = 1e-6
 
 # With nodes half a standard deviation apart, the trapezoidal rule has a relative error of about
@@ -26,10 +26,10 @@ _MOST_NODES = 4096
 
 
 class Gaussian(Unit):
-    r"""Real entries: energy :math:`\sum (x - b)^2 / 2 s^2`, so :math:`x \mid f \sim N(b + s f, s^2)`.
+    r"""Real entries with energy :math:`\sum (x - b)^2 / 2 s^2`, so that :math:`x \mid f \sim N(b + s f, s^2)`.
 
-    Couplings act on :math:`T(x) = x / s`, so the weights are dimensionless. If the data is rescaled, only `b` and `s`
-    change.
+    Couplings act on :math:`T(x) = x / s`, so the weights are dimensionless. Rescaling the data changes only `b` and
+    `s`.
 
     Parameters
     ----------
@@ -88,39 +88,39 @@ class Gaussian(Unit):
         return functools.reduce(torch.add, parts)
 
     def _to_variances(self, gradient: Tensor) -> dict[str, Tensor]:
-        """Convert the gradient for each entry's log-variance to gradients for the log-variance parameters."""
+        """Convert a gradient with respect to each entry's log-variance to one gradient per log-variance parameter."""
         tied = self._tie(gradient)
         return {name: tied.sum_to_size(self.get_parameter(name).shape) for name in self._variance_names}
 
     @property
     def scale(self) -> Tensor:
-        """Standard deviations, in the shape of the bias, or a single one if all entries share it."""
+        """Standard deviations of the entries, in a shape that broadcasts to the bias shape."""
         return torch.exp(0.5 * self._log_variance())
 
     def statistic(self, x: Tensor) -> Tensor:
-        """Return x / s."""
+        """Return the statistic x / s."""
         return x / self.scale
 
     @property
     def inverse_scale(self) -> Tensor:
-        """Inverse standard deviation 1 / s for each entry."""
+        """Inverse standard deviation 1 / s of each entry, in the layer's shape."""
         return torch.exp(-0.5 * self._log_variance().detach()).expand(self.shape)
 
     def site_energy(self, x: Tensor) -> Tensor:
-        """Return (x - b)^2 / 2 s^2."""
+        """Return the energy of each entry, (x - b)^2 / 2 s^2."""
         return 0.5 * ((x - self.bias) / self.scale) ** 2
 
     def site_log_normalizer(self, field: Tensor) -> Tensor:
-        """Return log(2 pi s^2) / 2 + b f / s + f^2 / 2."""
+        """Return the log-normalizer of each entry, log(2 pi s^2) / 2 + b f / s + f^2 / 2."""
         log_width = 0.5 * (math.log(2 * math.pi) + self._log_variance())
         return log_width + field * (self.bias / self.scale + 0.5 * field)
 
     def mean(self, field: Tensor) -> Tensor:
-        """Return b + s f."""
+        """Return the mean of each entry, b + s f."""
         return self.bias + self.scale * field
 
     def statistic_variance(self, field: Tensor) -> Tensor:
-        """Return 1, because the statistic is measured in standard deviations."""
+        """Return ones, because the statistic is measured in standard deviations."""
         return torch.ones_like(field)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
@@ -151,7 +151,7 @@ class Gaussian(Unit):
         return self._to_variances((0.5 * self.statistic(x) * field).sum(0)) if self.learn_variance else {}
 
     def gains(self) -> dict[str, Tensor]:
-        """Return gains for which a step in the bias is measured in standard deviations."""
+        """Return the gains. Steps in the bias are measured in standard deviations of the entries."""
         gains = {"bias": self.n_sharing / self.scale**2}
         for name in self._variance_names if self.learn_variance else ():
             if (sharing := math.prod(self.shape) // self.get_parameter(name).numel()) > 1:
@@ -170,7 +170,7 @@ class Gaussian(Unit):
 
     @torch.no_grad()
     def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Set the location and scale from the data, which may be on any scale."""
+        """Set the bias to the mean of the data and the variances to its variances, with a lower bound."""
         center = self._pool(mean)
         spread = self._pool(variance + (mean - center) ** 2)
         varying = spread[spread > 0]
@@ -192,7 +192,7 @@ class Gaussian(Unit):
         self.bias.add_(self._pool(self.scale * field))
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return trapezoidal-rule nodes that cover all likely values, followed by the value itself."""
+        """Return nodes of the trapezoidal rule that cover all likely values, followed by the given value."""
         bias = self.bias.expand(self.shape).reshape(-1)[site]
         scale = self.scale.expand(self.shape).reshape(-1)[site]
         low, high = reach[0] - _NODE_MARGIN, reach[1] + _NODE_MARGIN  # in standard deviations

@@ -18,7 +18,7 @@ _NEWTON_STEPS = 6
 
 
 class Poisson(Unit):
-    r"""Count entries that follow a Poisson distribution with rate :math:`e^{b + f}`.
+    r"""Counts that follow a Poisson distribution with rate :math:`e^{b + f}`.
 
     The energy is :math:`-\langle b, x\rangle + \sum \log x!`. The log-normalizer of an entry is :math:`e^{b + f}`,
     which is also the mean and the variance of the entry.
@@ -27,7 +27,7 @@ class Poisson(Unit):
     the log-normalizer is extended linearly, so that its derivative is still the mean. Below the limit, all formulas are
     exact.
 
-    Poisson units cannot be coupled with Gaussian or Poisson units, which are unbounded too. The sum over all states
+    Poisson units cannot be coupled with Gaussian or Poisson units, which are also unbounded. The sum over all states
     would diverge for any positive weight, because :math:`x!` grows more slowly than :math:`e^{x^2}`. Building such a
     machine raises ValueError.
 
@@ -53,21 +53,21 @@ class Poisson(Unit):
     levels = math.inf
 
     def site_energy(self, x: Tensor) -> Tensor:
-        """Return -b x + log x!."""
+        """Return the energy of each entry, -b x + log x!."""
         return torch.lgamma(x + 1) - self.bias * x
 
     def site_log_normalizer(self, field: Tensor) -> Tensor:
-        """Return exp(b + f), extended linearly beyond the maximum rate."""
+        """Return the log-normalizer exp(b + f) of each entry, extended linearly beyond the maximum rate."""
         total = self.bias + field
         bounded = total.clamp(max=_LARGEST_TOTAL)
         return torch.exp(bounded) * (1 + total - bounded)
 
     def mean(self, field: Tensor) -> Tensor:
-        """Return the rate exp(b + f), limited to the maximum rate."""
+        """Return the rate of each entry, exp(b + f), limited to the maximum rate."""
         return torch.exp((self.bias + field).clamp(max=_LARGEST_TOTAL))
 
     def statistic_variance(self, field: Tensor) -> Tensor:
-        """Return the rate, which is the variance of a Poisson variable."""
+        """Return the rate, which is also the variance of a Poisson variable."""
         return self.mean(field)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
@@ -77,11 +77,11 @@ class Poisson(Unit):
 
     @property
     def fluctuation(self) -> float:
-        """Largest rate at zero field. The variance has no bound that holds for all fields."""
+        """Largest rate at zero field, because no bound on the variance holds for all fields."""
         return float(self.middle.max())
 
     def gains(self) -> dict[str, Tensor]:
-        """Return the rate (at least 1) times the number of entries per bias.
+        """Return the rate at zero field (at least 1) times the number of entries that share each bias.
 
         A step in the bias changes the mean by the rate times the step, and the standard deviation of an entry is the
         square root of the rate.
@@ -94,7 +94,7 @@ class Poisson(Unit):
         self.bias.copy_(torch.log(self._pool(mean) + 1 / (count * self.n_sharing)))
 
     def check(self, x: Tensor, layer: str) -> None:
-        """Raise ValueError for values that are not nonnegative integers."""
+        """Raise ValueError if any value is not a nonnegative integer."""
         super().check(x, layer)
         bad = (x < 0) | (x != x.round())
         if bool(bad.any()):
@@ -104,7 +104,7 @@ class Poisson(Unit):
             )
 
     def unsupported_reason(self, other: Unit) -> str | None:
-        """Return a reason if `other` is unbounded, which would make the energy unbounded."""
+        """Return an error message if `other` is unbounded, because the energy would be unbounded, else None."""
         if not other.has_energy or all(math.isfinite(bound) for bound in other.statistic_bounds):
             return None
         return (
@@ -113,7 +113,7 @@ class Poisson(Unit):
         )
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return all counts up to a bound that is exceeded with probability below exp(-40), then the value itself."""
+        """Return all counts up to a bound that is exceeded with probability below exp(-40), and the given value."""
         # Given the other sites, the entry is a mixture of Poisson variables whose rates do not exceed `rate`. By
         # Bernstein's inequality, a count of at least rate + t has probability below exp(-t^2 / (2 rate + 2 t / 3)).
         total = self.bias.expand(self.shape).reshape(-1)[site] + reach[1].max()

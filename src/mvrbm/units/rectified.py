@@ -25,10 +25,10 @@ class Rectified(Unit):
     as for all other units.
 
     The samples do not follow an exponential family, so no joint energy function is consistent with both conditional
-    distributions. The stationary distribution of Gibbs chains is therefore unknown, and contrastive divergence is not
-    the gradient of a function. Free energies, likelihoods, :math:`\log Z`, annealing and tempering raise ValueError, as
-    does ``backend="reference"``, which differentiates free energies. Entries have no upper bound, so training can
-    diverge if these units are coupled with Gaussian units. The trainer reports divergence.
+    distributions. The stationary distribution of Gibbs chains is therefore unknown, and contrastive divergence does not
+    follow the gradient of any function. Free energies, likelihoods, :math:`\log Z`, annealing and tempering raise
+    ValueError, as does ``backend="reference"``, which differentiates free energies. Entries have no upper bound, so
+    training can diverge if these units are coupled with Gaussian units. The trainer reports divergence.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Rectified(Unit):
         self._no_distribution()
 
     def mean(self, field: Tensor) -> Tensor:
-        """Return the mean of max(0, u), where u is normal with mean t and variance sigma(t)."""
+        """Return the mean of max(0, u), where u is normal with mean t = b + f and variance sigma(t)."""
         total = self.bias + field
         scale = self._scale(total)
         ratio = total / scale
@@ -80,7 +80,7 @@ class Rectified(Unit):
         return torch.relu(self.bias + field)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
-        """Return max(0, t + sqrt(sigma(t)) z) for standard normal random numbers z."""
+        """Return max(0, t + sqrt(sigma(t)) z), where t = b + f and z is a standard normal random number."""
         total = self.bias + field
         return (total + self._scale(total) * rng.normal(total.shape, total)).clamp(min=0)
 
@@ -90,11 +90,11 @@ class Rectified(Unit):
 
     @torch.no_grad()
     def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Set the bias to the mean of the data. Far above zero, the mean of an entry equals its bias."""
+        """Set the bias to the mean of the data, which is accurate for entries far above zero."""
         self.bias.copy_(self._pool(mean))
 
     def check(self, x: Tensor, layer: str) -> None:
-        """Raise ValueError for negative values."""
+        """Raise ValueError if any value is negative."""
         super().check(x, layer)
         low = float(x.detach().min())
         if low < 0:
