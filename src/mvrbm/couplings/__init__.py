@@ -1,8 +1,8 @@
-"""Couplings: structured linear maps from a visible array to the hidden array, and their adjoints.
+"""Couplings: structured linear maps from a visible layer to the hidden layer, and their adjoints.
 
-Couplings know nothing about probability. To add a coupling, write one file in this folder, import it below and add a
-row to ``tests/tables.py``. The class registers itself under its `name`, which makes it available to estimators, the
-command line and saved models.
+Couplings do not depend on the distributions of the units. To add a coupling, write one file in this folder, import it
+below and add a row to ``tests/tables.py``. The class registers itself under its `name`, which makes it available to
+estimators, the command line and saved models.
 """
 
 from mvrbm.couplings.base import COUPLINGS as COUPLINGS

@@ -19,7 +19,7 @@ from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
 from mvrbm.validation import choice, whole_number
 
-#: Default standard deviation for the initial entries of `W`.
+#: Default standard deviation of the initial entries of `W`.
 DEFAULT_STD = 0.01
 
 #: Coupling classes, keyed by their names on the command line and in files.
@@ -47,7 +47,7 @@ class Coupling(nn.Module, ABC):
         if "name" in cls.__dict__:
             COUPLINGS[cls.name] = cls
 
-    def __init__(self) -> None:  # `config` reads this signature; that of nn.Module takes any arguments
+    def __init__(self) -> None:  # defined because `config` reads the signature, and nn.Module takes any arguments
         super().__init__()
 
     @property
@@ -62,7 +62,10 @@ class Coupling(nn.Module, ABC):
         rng: RandomSource | None = None,
         std: float = DEFAULT_STD,
     ) -> Coupling:
-        """Create the parameters for these shapes and initialize them randomly. If `rng` is None, seed 0 is used."""
+        """Create and randomly initialize the parameters for the given shapes, and return the coupling.
+
+        If `rng` is None, seed 0 is used.
+        """
         self.allocate(visible_shape, hidden_shape)
         self.initialize(rng or RandomSource(0), std)
         return self
@@ -72,7 +75,7 @@ class Coupling(nn.Module, ABC):
         if self.connected:
             raise ValueError(f"the {self.name} coupling is already connected ({self._arrow()})")
         visible_shape, hidden_shape = tuple(visible_shape), tuple(hidden_shape)
-        with torch.device("meta"):  # counts the parameters without allocating memory
+        with torch.device("meta"):  # count the parameters without allocating memory
             self._allocate(visible_shape, hidden_shape)
         numbers = sum(parameter.numel() for parameter in self.parameters())
         check_memory(numbers, f"a {self.name} coupling from {visible_shape} to {hidden_shape}")
@@ -85,7 +88,7 @@ class Coupling(nn.Module, ABC):
 
     @abstractmethod
     def _factor_std(self, std: float) -> float:
-        """Return the standard deviation for the parameters that gives the entries of `W` standard deviation `std`."""
+        """Return the standard deviation of the parameters at which the entries of `W` have standard deviation `std`."""
 
     @torch.no_grad()
     def initialize(self, rng: RandomSource, std: float = DEFAULT_STD, *, factor_std: float | None = None) -> None:
@@ -119,16 +122,17 @@ class Coupling(nn.Module, ABC):
     @property
     @abstractmethod
     def operations(self) -> int:
-        """Number of multiplications per sample in `to_hidden`, which is the same in `to_visible`."""
+        """Number of multiplications per sample in `to_hidden`, and also in `to_visible`."""
 
     @abstractmethod
     def dense(self) -> Tensor:
         r"""Compute the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""
 
     def from_dense_gradient(self, gradient: Tensor) -> dict[str, Tensor]:
-        r"""Convert a gradient for :math:`W` to gradients for the learned parameters.
+        r"""Convert the gradient with respect to :math:`W` to gradients with respect to the learned parameters.
 
-        `gradient` has shape (\*hidden_shape, \*visible_shape). This is the adjoint of the derivative of :meth:`dense`.
+        `gradient` has shape (\*hidden_shape, \*visible_shape). The conversion is a vector-Jacobian product of
+        :meth:`dense`.
         """
         learned = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
         with torch.enable_grad():
@@ -137,14 +141,14 @@ class Coupling(nn.Module, ABC):
 
     @abstractmethod
     def gains(self) -> dict[str, Tensor]:
-        """Return an upper bound on the squared effect on `W` of a unit step in each parameter, in spectral norm.
+        """Return an upper bound on the squared spectral norm of the change in `W` per unit step in each parameter.
 
-        Dividing each gradient by its gain gives all steps the same effect on `W`, regardless of the size of the other
+        Dividing each gradient by its gain gives all steps a similar effect on `W`, regardless of the size of the other
         factors. Training then neither stalls when the other factors are small nor diverges when they are large.
         """
 
     def balance(self) -> None:
-        """Rescale the factors to equal norms without changing `W`."""
+        """Rescale the factors to equal norms in place, without changing `W`. By default, do nothing."""
 
     @property
     def n_parameters(self) -> int:
@@ -152,7 +156,7 @@ class Coupling(nn.Module, ABC):
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def config(self) -> dict[str, Any]:
-        """Return the constructor arguments of this coupling, read from the attributes of the same names."""
+        """Return the constructor arguments of this coupling as a dictionary that can be saved as JSON."""
         found = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
@@ -190,7 +194,7 @@ class Coupling(nn.Module, ABC):
         return " -> ".join("x".join(map(str, shape)) for shape in (self.visible_shape, self.hidden_shape))
 
     def extra_repr(self) -> str:
-        """Return the arguments and, once connected, the shapes and the number of parameters."""
+        """Return the constructor arguments and, once connected, the shapes and the number of parameters."""
         parts = [f"{key}={value}" for key, value in self.config().items() if value != []]
         if self.connected:
             parts.append(f"{self._arrow()}, {self.n_parameters:,} parameters")
@@ -233,7 +237,7 @@ def make_coupling(description: str | Mapping[str, Any]) -> Coupling:
 
 
 def same_order(kind: str, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> int:
-    """Return the common number of modes of both shapes. Raise ValueError if the numbers differ."""
+    """Return the number of modes of both shapes, or raise ValueError if the shapes have different numbers of modes."""
     if len(visible_shape) != len(hidden_shape):
         raise ValueError(
             f"{kind} coupling requires the same number of hidden and visible modes, got visible shape {visible_shape} "
@@ -243,7 +247,7 @@ def same_order(kind: str, visible_shape: tuple[int, ...], hidden_shape: tuple[in
 
 
 def one_or_each(value: int | Sequence[int], name: str) -> int | tuple[int, ...]:
-    """Validate a rank, which is one integer for all modes or a sequence with one integer per mode."""
+    """Validate a rank or bond size, which is either one integer or a sequence of integers, and return it."""
     if isinstance(value, Sequence):
         return tuple(whole_number(each, name) for each in value)
     return whole_number(value, name)
@@ -253,8 +257,8 @@ def squared_norms(matrices: Tensor) -> Tensor:
     """Compute a tight upper bound on the squared spectral norm of each matrix: (..., k, i) -> (...).
 
     The bound is the squared Schatten 8-norm, which takes two small matrix products and requires no iteration or state.
-    The Schatten 8-norm exceeds the spectral norm by about ten percent. The Frobenius norm can exceed the spectral norm
-    by a factor of the square root of the rank.
+    The Schatten 8-norm is typically about ten percent larger than the spectral norm, whereas the Frobenius norm can be
+    larger by a factor of the square root of the rank.
     """
     if (kernels := _norm_kernels(matrices)) is not None:
         found: Tensor = kernels.squared_norms(matrices.detach())
@@ -280,7 +284,7 @@ def _norm_kernels(matrices: Tensor) -> ModuleType | None:
 def equalize_norms(factors: Sequence[Tensor], keep: int | None) -> None:
     """Rescale factors in place to equal norms, without changing their product.
 
-    Each slice along the mode `keep` is rescaled separately.
+    If `keep` is not None, each slice along the mode `keep` is rescaled separately.
     """
     others = [[mode for mode in range(factor.ndim) if mode != keep] for factor in factors]
     logs = [torch.linalg.vector_norm(factor, dim=dim).log() for factor, dim in zip(factors, others, strict=True)]
@@ -292,7 +296,7 @@ def equalize_norms(factors: Sequence[Tensor], keep: int | None) -> None:
 
 
 class Chain(Coupling):
-    r"""Base class for a map that applies one small factor per mode, one mode at a time.
+    r"""Base class for couplings that apply one small factor per mode, one mode at a time.
 
     The intermediate states have shape (n, bond, m_1 .. m_D). Each mode has its visible size before its factor is
     applied and its hidden size afterwards. Gradients reuse the intermediate states of both directions, so all gradients
@@ -327,7 +331,7 @@ class Chain(Coupling):
         return gradients
 
     def _pair(self, equation: str, x: Tensor, y: Tensor, mode: int) -> Tensor:
-        """Multiply the states on both sides of a factor and sum over all indices that the factor does not have."""
+        """Contract the states on both sides of a factor over all indices that the factor does not have."""
         return torch.einsum(equation, x, y)
 
     def _apply_factor(self, equation: str, state: Tensor, mode: int, *, to_hidden: bool) -> Tensor:
@@ -337,7 +341,10 @@ class Chain(Coupling):
     def _walk(
         self, array: Tensor, modes: Sequence[int], change: str, bonds: tuple[str, str], whole: bool = True
     ) -> list[Tensor]:
-        """Return the states before and after each factor. If `whole` is True, the last state has no bond."""
+        """Apply the factors of `modes` in order, and return the initial state and the state after each factor.
+
+        If `whole` is True, the bond of the last state is summed over.
+        """
         old, new = change[0], change[1]
         states = [array.unsqueeze(1)]
         for step, mode in enumerate(modes, start=1):
@@ -358,7 +365,7 @@ class Chain(Coupling):
 
     @property
     def operations(self) -> int:
-        """Number of multiplications: at each mode, one per entry of the state and matching entry of the factor."""
+        """Number of multiplications per sample, summed over all modes."""
         return self._count(self._order, self.visible_shape, self.hidden_shape)
 
     def _count(self, order: Sequence[int], visible_shape: Sequence[int], hidden_shape: Sequence[int]) -> int:

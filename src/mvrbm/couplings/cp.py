@@ -103,19 +103,22 @@ class CP(Coupling):
 
     @property
     def operations(self) -> int:
-        """Number of multiplications: one per visible entry and term at the first mode, and fewer at later modes."""
+        """Number of multiplications per sample.
+
+        For each term, there is one per remaining entry at each visible mode, and one per hidden unit.
+        """
         total = sum(math.prod(self.visible_shape[mode:]) for mode in range(len(self.visible_shape)))
         return self.rank * (total + self.hidden_shape[0])
 
     def gains(self) -> dict[str, Tensor]:
-        """Return, for each factor, the product of the squared norms of the other factors, summed over all terms."""
+        """Return the gain of each factor: the product of the squared norms of the other factors, summed over terms."""
         norms = {name: (factor**2).sum(0) for name, factor in self.named_parameters()}
         others = {name: [norms[other] for other in norms if other != name] for name in norms}
         return {name: functools.reduce(torch.mul, parts).sum() for name, parts in others.items()}
 
     def dense(self) -> Tensor:
         r"""Compute the full :math:`W`, of shape (K, \*visible_shape)."""
-        like = self.hidden_factor  # create `eye` on this device, because a CUDA graph cannot copy from the CPU
+        like = self.hidden_factor  # `eye` must be created on the same device, because CUDA graphs cannot copy from CPU
         return self.to_visible(torch.eye(len(like), dtype=like.dtype, device=like.device))
 
     def balance(self) -> None:

@@ -42,16 +42,16 @@ class Dense(Coupling):
         return (y.flatten(1) @ self.weight).reshape(-1, *self.visible_shape)
 
     def statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        r"""Compute the gradient of :math:`-\langle y, W x\rangle`, the negative batch mean of :math:`y x^\top`."""
+        r"""Compute the gradient with respect to the weights, which is the negative batch mean of :math:`y x^\top`."""
         return {"weight": (y.flatten(1) / -len(x)).T @ x.flatten(1)}
 
     @property
     def operations(self) -> int:
-        """Number of multiplications: one per weight."""
+        """Number of multiplications per sample, one per weight."""
         return self.weight.numel()
 
     def gains(self) -> dict[str, Tensor]:
-        """Return 1, because the weight is `W` itself."""
+        """Return a gain of 1, because the parameter is `W` itself."""
         return {"weight": self.weight.new_ones(())}
 
     def mode_factors(self) -> list[Tensor] | None:

@@ -65,7 +65,7 @@ class Kronecker(Chain):
             for mode in range(order)
         )
         # Applying mode a before mode b is cheaper if and only if 1/I_a - 1/K_a < 1/I_b - 1/K_b, so sorting gives the
-        # cheapest order. The reverse is the cheapest order for the adjoint.
+        # cheapest order. The adjoint is cheapest in the reverse order.
         self._order = sorted(range(order), key=lambda d: 1 / visible_shape[d] - 1 / hidden_shape[d])
 
     def _factor_std(self, std: float) -> float:
@@ -89,7 +89,7 @@ class Kronecker(Chain):
 
     def _pair(self, equation: str, x: Tensor, y: Tensor, mode: int) -> Tensor:
         (before, i, after), k = _around(x, mode), y.shape[mode + 2]
-        # Use one product per sample and a sum if this moves less memory than permuting the mode to the end.
+        # Use `einsum` if permuting the mode to the end moves less memory than one product per sample and a sum.
         if self.rank > 1 or 1 < after < k * i / (k + i):
             return super()._pair(equation, x, y, mode)
         x, y = x.reshape(before, i, after), y.reshape(before, k, after)
@@ -97,7 +97,7 @@ class Kronecker(Chain):
         return product[None]
 
     def gains(self) -> dict[str, Tensor]:
-        """Return, for each factor, the product of the squared norms of the other factors, summed over all terms."""
+        """Return the gain of each factor: the product of the squared norms of the other factors, summed over terms."""
         norms = [squared_norms(factor) for factor in self.factors]  # (R,) each
         gains = {}
         for mode, factor in enumerate(self.factors):
@@ -107,7 +107,7 @@ class Kronecker(Chain):
         return gains
 
     def dense(self) -> Tensor:
-        # With modes ordered k_1, i_1, .., k_D, i_D, W is a sum of outer products, which is one matrix product.
+        # With the modes ordered k_1, i_1, .., k_D, i_D, W is a sum of outer products, computed as one matrix product.
         *others, last = [factor.flatten(1) for factor in self.factors]  # (R, K_d I_d) each
         others = others or [last.new_ones(self.rank, 1)]
         first = functools.reduce(lambda left, right: (left[:, :, None] * right[:, None]).flatten(1), others)
@@ -117,7 +117,7 @@ class Kronecker(Chain):
         return product.permute(*range(0, 2 * order, 2), *range(1, 2 * order, 2))
 
     def mode_factors(self) -> list[Tensor] | None:
-        """Return all factors, or None if some modes are summed over."""
+        """Return all factors, or None if any modes are in `summed_modes`."""
         return list(self.factors) if all(factor.requires_grad for factor in self.factors) else None
 
     def balance(self) -> None:
@@ -126,5 +126,8 @@ class Kronecker(Chain):
 
 
 def _around(state: Tensor, mode: int) -> tuple[int, int, int]:
-    """Return the total sizes before, at and after a mode in a state of shape (n, 1, m_1 .. m_D)."""
+    """Return the total size of the axes before a mode, the size of the mode, and the total size of the axes after it.
+
+    The state has shape (n, 1, m_1 .. m_D).
+    """
     return math.prod(state.shape[: mode + 2]), state.shape[mode + 2], math.prod(state.shape[mode + 3 :])

@@ -1,4 +1,4 @@
-"""MPO couplings: weights in the form of a matrix-product operator."""
+"""MPO couplings: weights represented as a matrix-product operator."""
 
 import functools
 import math
@@ -58,7 +58,7 @@ class MPO(Chain):
         return float((std / math.sqrt(paths)) ** (1 / len(self.factors)))
 
     def gains(self) -> dict[str, Tensor]:
-        """Return bounds computed from the norms of the products of all cores to the left and to the right."""
+        """Return the gain of each core, computed from the norms of the cores to its left and right."""
         # Norms multiply along a path of bonds and add where paths meet. The sum is then squared.
         norms = [squared_norms(core.permute(0, 3, 1, 2)).sqrt() for core in self.factors]  # (bond, bond) each
         gains = {}

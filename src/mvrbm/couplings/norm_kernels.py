@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Maximum side of a Gram matrix. For larger products, PyTorch is faster than one Triton program per matrix.
+#: Maximum side length of a Gram matrix. For larger matrices, PyTorch is faster than one Triton program per matrix.
 LARGEST_SIDE = 128
-# Side of a tile in the matrix products.
+# Side length of a tile in the matrix products.
 _TILE = 64
 
 
@@ -18,9 +18,9 @@ def _squared_norms(
     matrices, gram, norms, matrix_stride, row_stride, column_stride, SIDE: tl.constexpr, LENGTH: tl.constexpr,
     TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the squared Schatten 8-norm of one matrix of shape (SIDE, LENGTH) per program.
+    """Compute the squared Schatten 8-norms of matrices of shape (SIDE, LENGTH), one matrix per program.
 
-    The Gram matrix is stored in global memory.
+    The Gram matrices are stored in global memory.
     """
     number = tl.program_id(0)
     matrices += number.to(tl.int64) * matrix_stride

@@ -76,11 +76,11 @@ class Tucker(Coupling):
 
     @property
     def operations(self) -> int:
-        """Number of multiplications in the compression, plus one per entry of the core."""
+        """Number of multiplications per sample: those in the compression, plus one per entry of the core."""
         return self.compression.operations + self.core.operations
 
     def gains(self) -> dict[str, Tensor]:
-        """Return, for the core and each factor, the product of the squared norms of all the others."""
+        """Return the gains of the core and each factor: the product of the squared norms of all the others."""
         core = squared_norms(self.core.weight)
         gains = {f"compression.{key}": core * gain for key, gain in self.compression.gains().items()}
         factors = [squared_norms(factor[0]) for factor in self.compression.factors]

@@ -23,7 +23,10 @@ def unit(words):
 
 @triton.jit
 def words(key, quad, row, step, draw):
-    """Return the four random words for each counter. All arguments except `key` broadcast to the shape of `quad`."""
+    """Return the four random words for each counter.
+
+    `row`, `step` and `draw` must broadcast to the shape of `quad`.
+    """
     none = quad * 0
     return tl.philox(
         key, quad.to(tl.uint32), (none + row).to(tl.uint32), (none + step).to(tl.uint32), (none + draw).to(tl.uint32)
@@ -35,12 +38,12 @@ def uniform_pairs(key, row, line, pair, step, draw, COLUMNS: tl.constexpr):
     """Return uniform random numbers for pairs of neighboring columns, of shape (n, 2 w).
 
     In the tensor core layout, each thread stores pairs of neighboring columns. Each pair evaluates its own counter and
-    uses two of the four words. This doubles the arithmetic, but avoids an exchange between threads.
+    uses two of the four words. This doubles the arithmetic, but avoids exchanging data between threads.
 
     Parameters
     ----------
     row, line, pair
-        Row, line and half the index of the even column for each pair. They broadcast to shape (n, w).
+        Row and line of each pair, and half the index of its even column. They broadcast to shape (n, w).
     COLUMNS
         Number of columns per line.
     """
@@ -60,7 +63,7 @@ def normal_pairs(key, row, line, pair, step, draw, COLUMNS: tl.constexpr):
 
 @triton.jit
 def uniform_lines(key, row, line, step, draw, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return uniform random numbers for n whole lines, of shape (n, WIDTH).
+    """Return uniform random numbers for n complete lines, of shape (n, WIDTH).
 
     `WIDTH` is `COLUMNS` rounded up to a power of two.
     """
@@ -87,7 +90,7 @@ def normal_lines(key, row, line, step, draw, COLUMNS: tl.constexpr, WIDTH: tl.co
 
 @triton.jit
 def uniform_entries(key, row, line, column, step, draw, COLUMNS: tl.constexpr):
-    """Return uniform random numbers for individual entries.
+    """Return uniform random numbers for individual entries, given by their row, line and column.
 
     Each entry evaluates all four words of its counter and uses one of them.
     """
@@ -141,9 +144,10 @@ def uniform(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Return uniform random numbers. See :func:`mvrbm.random.philox.uniform`.
+    """Return an array of uniform random numbers. See :func:`mvrbm.random.philox.uniform`.
 
-    If `step` is a tensor, the kernel reads its value from GPU memory.
+    `layout` is the result of :func:`mvrbm.random.philox.layout`. If `step` is a tensor, the kernel reads its value
+    from GPU memory.
     """
     rows, lines, columns = layout
     out = torch.empty(tuple(shape), dtype=dtype, device=device)

@@ -1,11 +1,11 @@
 r"""Reference implementation of the random number generator: Philox 4x32-10 in PyTorch, for any device.
 
 Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) maps a counter of four 32-bit words and a
-key of two words to four random words. An array of shape (rows, \\*lines, last) uses the following counters:
+key of two words to four random words. In an array of shape (rows, \*lines, columns), the counter for an entry is
 
-    (line * ceil(last / 4) + column // 4,  row,  step,  draw)
+    (line * ceil(columns / 4) + column // 4,  row,  step,  draw)
 
-where `line` is the flat index over the middle axes. Each entry uses word `column % 4`. The value of an entry does not
+where `line` is the flat index over the middle axes. The entry uses word `column % 4` of the result. Its value does not
 depend on the number of rows or on how kernels divide the array into tiles. The C code and the Triton kernels implement
 the same definition, and the tests check that the results are bitwise identical.
 """
@@ -25,8 +25,8 @@ ROUNDS = 10
 # Bit mask that selects the lower 32 bits of an integer.
 _MASK = 0xFFFFFFFF
 
-# Offset added to the draw index for the angles in the Box-Muller transform, which requires two uniform numbers for each
-# normal number.
+# Offset added to the draw index for the angles in the Box-Muller transform, which uses two uniform numbers per normal
+# number.
 ANGLES = 0x40000000
 
 #: Step index: an integer, or a scalar tensor on a GPU that CUDA graphs can increment.
@@ -66,7 +66,10 @@ def words(key: int, quad: Tensor, row: Tensor, step: Step, draw: int) -> tuple[T
 
 
 def layout(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return the number of rows, lines per row, and columns per line for an array. See the module docstring."""
+    """Return the number of rows, lines per row and columns per line for an array of the given shape.
+
+    These terms are defined in the module docstring.
+    """
     if not shape:
         return 1, 1, 1
     if len(shape) == 1:
@@ -77,9 +80,10 @@ def layout(shape: Sequence[int]) -> tuple[int, int, int]:
 def uniform(
     key: int, shape: Sequence[int], step: Step, draw: int, first_row: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return an array of uniform random numbers in the open interval (0, 1).
+    """Return an array of the given shape with uniform random numbers in the open interval (0, 1).
 
-    The values are odd multiples of 2**-24, which float32 and float64 both represent exactly.
+    The values are odd multiples of 2**-24, which float32 and float64 represent exactly. `step` and `draw` are words of
+    the counters, and `first_row` is the row index of the first row.
     """
     rows, lines, columns = layout(shape)
     quads = -(-columns // 4)
@@ -91,7 +95,7 @@ def uniform(
 
 
 def sort_keys(key: int, n: int, steps: Tensor, draw: int) -> Tensor:
-    """Return random 40-bit keys of shape (len(steps), n). Sorting each row gives one random permutation per step."""
+    """Return random 40-bit sort keys of shape (len(steps), n). Sorting each row gives a random permutation."""
     entry = torch.arange(n, device=steps.device)
     high, low, _, _ = words(key, entry, torch.zeros_like(entry[:1]), steps[:, None], draw)
     return high << 8 | low >> 24

@@ -1,6 +1,6 @@
-"""Random number source, passed as an argument to every function that draws random numbers.
+"""Source of random numbers, passed as an argument to every function that draws random numbers.
 
-The package never uses the global generators in PyTorch and NumPy. Results depend only on the arguments and the seed.
+The package never uses the global generators of PyTorch and NumPy. Results depend only on the arguments and the seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mvrbm.validation import whole_number
 __all__ = ["RandomSource"]
 
 _MAX_SEED = 2**63
-# Path component that marks a named stream. Larger than the index of any child that `split` returns.
+# Path component that marks a named stream. It is larger than the index of any child that `split` returns.
 _NAMED = 2**32 - 1
 # Number of bits in a sort key. The higher bits store the index of the permutation, so that one sort computes several
 # permutations.
@@ -32,11 +32,11 @@ _KEY_BITS = 40
 
 
 class Position(NamedTuple):
-    """Position of a source in its random sequence. C code and kernels use it to compute the same numbers."""
+    """Position of a source in its random sequence, from which C code and kernels compute the same numbers."""
 
     key: int
     step: philox.Step
-    draw: int  # Index of the next draw.
+    draw: int  # index of the next draw
     first_row: int
 
 
@@ -74,14 +74,14 @@ class RandomSource:
 
     @functools.cached_property
     def key(self) -> int:
-        """The 63-bit key of this source."""
+        """The 63-bit key of this source, derived from the seed and the calls to `split` and `stream` that led to it."""
         # SeedSequence maps related seeds and paths to unrelated keys.
         sequence = np.random.SeedSequence(self._entropy, spawn_key=self._path)
         return int(sequence.generate_state(1, np.uint64)[0] >> 1)
 
     @property
     def position(self) -> Position:
-        """The key and the counters for the next draw."""
+        """The key of this source and the counters for its next draw."""
         return Position(self.key, self._step, self._draw, self._first_row)
 
     # -- position -------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class RandomSource:
         return found
 
     def from_row(self, first_row: int) -> RandomSource:
-        """Return a source at the same step and draw, with draws that start at row `first_row`."""
+        """Return a source at the same step and draw whose draws start at row `first_row`."""
         return self.at_step(self._step, draw=self._draw, first_row=first_row)
 
     def next_step(self) -> None:
@@ -137,14 +137,14 @@ class RandomSource:
         return [self._at((*self._path, child)) for child in range(first, self._children)]
 
     def stream(self, *name: int) -> RandomSource:
-        """Return a named source, independent of all sources that `split` returns.
+        """Return the source with the given name, independent of all sources that `split` returns.
 
         Every call with the same name returns the same source.
         """
         return self._at((*self._path, _NAMED, *name))
 
     def _at(self, path: tuple[int, ...]) -> RandomSource:
-        """Return a source of the same type, positioned at the start of another path."""
+        """Return a source of the same type and seed for another path, positioned at its first draw."""
         found = copy.copy(self)
         found.__dict__.pop("key", None)  # cached, and different for another path
         found._path = path
@@ -176,7 +176,7 @@ class RandomSource:
         return radius.mul_(angle.cos_())
 
     def _uniform(self, shape: tuple[int, ...], like: Tensor, draw: int) -> Tensor:
-        """Return the uniform numbers of a draw. All other draws are computed from these."""
+        """Return the uniform random numbers for a draw index, without advancing the source."""
         device = like.device
         if device.type == "cpu" and isinstance(self._step, int):
             found = compiled.uniform(self.key, philox.layout(shape), self._step, draw, self._first_row)
@@ -198,9 +198,10 @@ class RandomSource:
         return found
 
     def permutations(self, n: int, first_step: int, count: int, device: str | torch.device = "cpu") -> Tensor:
-        """Return the first permutation of 0, ..., n - 1 for each of several steps, as a tensor of shape (count, n).
+        """Return the permutations of 0, ..., n - 1 for `count` consecutive steps, as a tensor of shape (count, n).
 
-        A single sort computes all permutations. On a GPU, this takes hardly longer than computing one permutation.
+        Each permutation is the first draw of its step. All permutations are computed with a single sort, which takes
+        hardly longer on a GPU than computing one permutation.
         """
         return _permutations(self.key, n, torch.arange(first_step, first_step + count, device=device), 0)
 
@@ -218,7 +219,7 @@ def _permutations(key: int, n: int, steps: Tensor, draw: int) -> Tensor:
 
 
 def _triton(device: torch.device) -> ModuleType | None:
-    """Return the Triton kernels if they can run on a device."""
+    """Return the module with the Triton kernels if they can run on the device, else None."""
     if not triton_runs_on(device):
         return None
     from mvrbm.random import kernels
