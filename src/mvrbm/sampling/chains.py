@@ -17,8 +17,8 @@ from mvrbm.random import RandomSource
 from mvrbm.sampling.labels import draw_labels, loose_labels
 from mvrbm.validation import whole_number
 
-# Maximum number of entries in a full matrix that replaces a coupling on a GPU, where one large product is faster than
-# several small ones.
+# Maximum number of entries in a full matrix that replaces a coupling on a GPU, where one large matrix product is faster
+# than several small ones.
 _LARGEST_ON_GPU = 2**23
 # Maximum number of entries in a full matrix that replaces a coupling on a CPU, relative to the number of
 # multiplications in the coupling.
@@ -30,7 +30,7 @@ Masks = Mapping[str, Tensor | None]
 
 @dataclass(frozen=True)
 class State:
-    """Visible arrays by name, the hidden array that they were sampled from, and the fields on the visible layers."""
+    """State of n Gibbs chains: visible arrays, the hidden array that they were sampled from, and the visible fields."""
 
     visible: dict[str, Tensor]  # each (n, *layer shape)
     hidden: Tensor  # (n, *hidden shape)
@@ -38,14 +38,14 @@ class State:
 
 
 class Drawn(Protocol):
-    """Layer that can be sampled given a field: a unit, or a unit at another temperature."""
+    """Interface of a layer that can be sampled given a field, such as a unit or a tempered layer."""
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor: ...
     def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor: ...
 
 
 class Fields(Protocol):
-    """Interface required for a Gibbs step: a machine, or a machine at another temperature."""
+    """Interface that a Gibbs step requires, implemented by machines and tempered machines."""
 
     @property
     def layers(self) -> Mapping[str, Drawn]: ...
@@ -103,7 +103,7 @@ def gibbs(
 
 
 def _stepper(machine: BoltzmannMachine, states: Layers, masks: Masks) -> Callable[[RandomSource], State]:
-    """Return a function that takes a Gibbs step from the states, sampling unknown labels with the hidden layer."""
+    """Return a function that takes a Gibbs step from `states` and samples unknown labels with the hidden layer."""
     fast, labels = multiplied_out(machine), loose_labels(machine, masks)
     return lambda rng: gibbs_step(fast, draw_labels(fast, states, labels, rng, masks), rng, masks)
 
@@ -130,12 +130,12 @@ def multiplied_out(machine: BoltzmannMachine) -> BoltzmannMachine:
 
 
 def copies(layers: Layers) -> dict[str, Tensor]:
-    """Return contiguous copies, which sampling steps can modify in place."""
+    """Return contiguous copies of all layers, which sampling steps can modify in place."""
     return {name: array.clone(memory_format=torch.contiguous_format) for name, array in layers.items()}
 
 
 def write(values: Layers, states: Layers) -> None:
-    """Copy values into states in place."""
+    """Copy the values of each layer into `states` in place."""
     for name, state in states.items():
         state.copy_(values[name])
 
@@ -143,9 +143,9 @@ def write(values: Layers, states: Layers) -> None:
 def start_chains(
     machine: BoltzmannMachine, visible: Visible, mask: Visible | None, *, check: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
-    """Return validated states and masks by layer.
+    """Return validated initial states and masks by layer name.
 
-    Unknown entries may be NaN or infinite. Such entries are replaced by a valid state.
+    Unknown entries may be NaN or infinite, and are then replaced by a valid placeholder.
     """
     layers = machine.as_layers(visible, check=check, values=False)
     masks = machine.as_masks(mask, layers)
@@ -162,20 +162,20 @@ def start_chains(
 
 @torch.no_grad()
 def gibbs_step(fields: Fields, visible: Layers, rng: RandomSource, masks: Masks) -> State:
-    """Sample the hidden layer, then the unknown visible entries given the hidden layer, without validation."""
+    """Sample the hidden layer, then the unknown visible entries given the hidden layer. Inputs are not validated."""
     hidden = fields.hidden.sample(fields.hidden_field(visible), rng)
     towards = fields.visible_fields(hidden)
     return State(draw_visible(fields, towards, visible, rng, masks), hidden, towards)
 
 
 def draw_visible(model: Fields, fields: Layers, visible: Layers, rng: RandomSource, masks: Masks) -> dict[str, Tensor]:
-    """Sample the unknown visible entries given the fields."""
+    """Sample the unknown visible entries given the fields, and return all visible layers."""
     drawn = {name: unit.redraw(visible[name], fields[name], rng) for name, unit in model.layers.items()}
     return keep_known(visible, drawn, masks)
 
 
 def keep_known(known: Layers, other: Layers, masks: Masks) -> dict[str, Tensor]:
-    """Return `other`, with entries from `known` where the mask is True."""
+    """Return the arrays in `other`, with the entries of `known` where the mask is True."""
     return {
         name: array if masks[name] is None else torch.where(masks[name], known[name], array)  # type: ignore[arg-type]
         for name, array in other.items()
@@ -184,7 +184,7 @@ def keep_known(known: Layers, other: Layers, masks: Masks) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def independent_sample(machine: BoltzmannMachine, n: int, rng: RandomSource) -> dict[str, Tensor]:
-    """Sample n states for each visible layer at zero field, as random initial states for chains."""
+    """Sample n visible states at zero field, which serve as random initial states for chains."""
     n = whole_number(n, "n")
     return {name: unit.sample(machine.like.new_zeros((n, *unit.shape)), rng) for name, unit in machine.layers.items()}
 
@@ -219,6 +219,11 @@ def sample(
         Whether to return the means of the unknown visible entries given the last hidden state, instead of samples.
     check : bool
         Whether to validate the shapes and values of `init`.
+
+    Returns
+    -------
+    State
+        Final states. See :func:`gibbs`.
     """
     machine.check_bounded()
     if init is None:
@@ -241,18 +246,23 @@ def check_count(layers: Layers, n: int, name: str) -> None:
 def mean_field(
     machine: BoltzmannMachine, visible: Visible, steps: int, *, mask: Visible | None = None, check: bool = True
 ) -> dict[str, Tensor]:
-    """Run mean-field updates, which propagate means instead of samples. One step is the paper's reconstruction.
+    """Run mean-field updates, which propagate means instead of samples. A single step is the paper's reconstruction.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        Model to use.
+        Model that computes the means.
     visible : Tensor or mapping of str to Tensor
         Initial states.
     steps : int
         Number of updates of the hidden layer and the visible layers.
     mask, check : optional
         See :func:`gibbs`.
+
+    Returns
+    -------
+    dict of str to Tensor
+        Visible means by layer name, each of shape (n, *layer shape). Known entries keep their values.
     """
     whole_number(steps, "steps")
     layers, masks = start_chains(machine, visible, mask, check=check)
@@ -291,6 +301,11 @@ def conditional_mean(
         Number of steps to average over, and number of burn-in steps before them.
     check : bool
         Whether to validate the shapes and values of `visible`.
+
+    Returns
+    -------
+    dict of str to Tensor
+        Estimated means by layer name, each of shape (n, *layer shape). Known entries keep their values.
     """
     whole_number(steps, "steps")
     whole_number(burn_in, "burn_in", 0)

@@ -1,8 +1,8 @@
-"""Label layers (one one-hot row per sample) and their exact distribution, with the hidden layer summed out.
+"""Label layers, which have one one-hot row per sample, and their exact distribution given the other visible layers.
 
-A Gibbs step samples the label given the hidden layer. The hidden layer still encodes the previous label, so labels
-rarely change. To avoid this, labels are sampled from their exact distribution just before the hidden layer is sampled.
-The label and the hidden layer are then sampled jointly, given the other layers.
+A plain Gibbs step samples the label given the hidden layer. The hidden layer still encodes the previous label, so
+labels rarely change. To avoid this, we sample labels from their exact distribution, with the hidden layer marginalized
+out, just before sampling the hidden layer. This samples the label and the hidden layer jointly.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def label_log_posterior(machine: BoltzmannMachine, visible: Mapping[str, Tensor]
 
 
 def label_scores(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str = "label") -> Tensor:
-    """Compute the negative free energy of data with each label, of shape (n, n_labels).
+    """Compute the negative free energy of the data combined with each label, of shape (n, n_labels).
 
-    The energy of the data alone, which does not depend on the label, is left out.
+    The energy of the other visible units is omitted, because it does not depend on the label.
     """
     return _label_fields(machine, visible, label) - machine.layers[label].energy(_every(machine, label))
 
@@ -69,10 +69,7 @@ def _every(machine: BoltzmannMachine, label: str) -> Tensor:
 
 
 def loose_labels(machine: BoltzmannMachine, masks: Mapping[str, Tensor | None]) -> list[str]:
-    """Return the names of the label layers to sample with :func:`draw_labels`.
-
-    These layers have unknown labels and few classes.
-    """
+    """Return the names of the label layers that have unknown labels and few enough classes for :func:`draw_labels`."""
     if not machine.hidden.has_energy or len(machine.layers) < 2:
         return []
     one_row = {name: unit for name, unit in machine.layers.items() if unit.entry_modes == 1 == len(unit.shape)}
@@ -89,7 +86,7 @@ def draw_labels(
     rng: RandomSource,
     masks: Mapping[str, Tensor | None],
 ) -> dict[str, Tensor]:
-    """Sample the unknown labels given all other layers, one label layer at a time, and return the visible states."""
+    """Sample the unknown labels given the other visible layers, one label layer at a time, and return all layers."""
     states = dict(visible)
     for name in labels:
         drawn, known = machine.layers[name].sample(_label_fields(machine, states, name), rng), masks[name]
@@ -101,10 +98,10 @@ def draw_labels(
 def match_label_shares(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str, shares: Tensor) -> None:
     r"""Set the bias of a label layer so that the marginal label probabilities of the model are `shares`.
 
-    `shares` has shape (n_labels,). `visible` contains samples of the other layers, each given a label, with the labels
-    in these proportions. Such samples do not depend on the bias, so the fixed point of the mean posterior is the
-    maximum-likelihood bias. It corresponds to the estimator of the classes' partition functions by Bennett, and by
-    Shirts and Chodera.
+    `shares` has shape (n_labels,). `visible` contains model samples of the other layers, each drawn given a label, with
+    labels in these proportions. The distribution of such samples does not depend on the bias, so the bias at which the
+    mean posterior equals `shares` is the maximum-likelihood bias. This is equivalent to estimating the partition
+    function of each class with the multistate Bennett acceptance ratio of Shirts and Chodera.
     """
     unit, fields = machine.layers[label], _label_fields(machine, visible, label)
     target = shares.clamp(min=1e-6).log()

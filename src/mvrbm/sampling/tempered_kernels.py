@@ -1,6 +1,6 @@
 """Triton kernels for tempered binary layers: sampling, and free energies at several temperatures.
 
-The field on a layer at inverse temperature beta is base + beta (field - base). Each kernel replaces several PyTorch
+At inverse temperature beta, the field on a layer is base + beta (field - base). Each kernel replaces several PyTorch
 kernels, whose launch overhead would exceed the computation time.
 """
 
@@ -30,7 +30,7 @@ def _draw(field, base, bias, beta, numbers, out, total, WIDTH: tl.constexpr, PER
 
 @triton.jit
 def softplus(x):
-    """Return the logarithm of 1 + exp(x)."""
+    """Return log(1 + exp(x)), computed without overflow."""
     return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
 
 
@@ -52,7 +52,7 @@ def _energies(field, base, bias, betas, pull, out, n, WIDTH: tl.constexpr, PER_S
 
 
 def draw(field: Tensor, base: Tensor, bias: Tensor, beta: Tensor, numbers: Tensor) -> Tensor:
-    r"""Sample binary entries, which are 1 where a uniform random number is below the mean.
+    r"""Sample binary entries at one or several temperatures, using the uniform random numbers in `numbers`.
 
     `field`, `numbers` and the result have shape (n, \*shape). `base` has shape (1, \*shape), and `bias` broadcasts to
     that shape. `beta` has shape (n,) or (1,).
@@ -67,10 +67,10 @@ def draw(field: Tensor, base: Tensor, bias: Tensor, beta: Tensor, numbers: Tenso
 
 
 def energies(field: Tensor, base: Tensor, bias: Tensor, betas: Tensor, pull: Tensor) -> Tensor:
-    r"""Compute (beta - 1) pull minus the log-normalizer of binary entries at several temperatures.
+    r"""Compute free energies at several temperatures. See :meth:`mvrbm.sampling.TemperedPath.energies`.
 
-    `betas` has shape (k, n) or (k, 1), and `pull` has shape (n,). The result has shape (k, n). For the other arguments,
-    see :func:`draw`.
+    The result is (beta - 1) pull minus the log-normalizer of the binary entries, and has shape (k, n). `betas` has
+    shape (k, n) or (k, 1), and `pull` has shape (n,). For the other arguments, see :func:`draw`.
     """
     out = torch.empty(len(betas), len(field), dtype=field.dtype, device=field.device)
     _energies[(out.numel(),)](

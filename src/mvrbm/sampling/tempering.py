@@ -1,4 +1,4 @@
-"""Tempered machines, from beta = 0 (independent units) to beta = 1, and parallel tempering over them."""
+"""Tempered machines, from beta = 0 (independent units) to beta = 1, and parallel tempering."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class TemperedPath:
         E_\beta = \sum_m \varepsilon_m + \varepsilon_h - \sum_m \beta \langle T_h, W_m T_m\rangle
                   - (1 - \beta) \big(\langle T_h, W_m \mu_m\rangle + \langle \lambda, W_m T_m\rangle\big).
 
-    At :math:`\beta = 0`, the layers are independent, in the mean field of the center.
+    At :math:`\beta = 0`, the layers are independent of each other, in the constant field due to the center.
 
     Parameters
     ----------
     machine : BoltzmannMachine
         Machine at :math:`\beta = 1`.
     center : mapping of str to Tensor, optional
-        Visible state, with each layer of shape (1, *layer shape). If None, the midpoint of each unit's possible values
-        is used, which does not favor any mode of the distribution.
+        Visible state x, with each layer of shape (1, *layer shape). If None, all possible values of an entry are
+        weighted equally (:attr:`mvrbm.Unit.middle`), which does not favor any mode of the distribution.
     """
 
     def __init__(self, machine: BoltzmannMachine, center: Layers | None = None) -> None:
@@ -47,23 +47,23 @@ class TemperedPath:
             center = machine.as_layers(center, values=False)
             if any(len(array) != 1 for array in center.values()):
                 raise ValueError("center must be one visible state, with each layer of shape (1, *layer shape)")
-            # Fields on the hidden layer and on each visible layer at beta = 0, each of shape (1, *shape)
+            # Fields on the hidden layer and on each visible layer at beta = 0, each of shape (1, *shape).
             self.hidden_base = machine.hidden_field(center)
             self.visible_base = machine.visible_fields(machine.hidden.mean(self.hidden_base))
 
     def at(self, beta: float | Tensor) -> Tempered:
-        """Return the machine at an inverse temperature, which is one number or a tensor of shape (n,)."""
+        """Return the machine at inverse temperature `beta`, which is one number or a tensor of shape (n,)."""
         return Tempered(self, beta)
 
     def base_sample(self, n: int, rng: RandomSource) -> dict[str, Tensor]:
-        """Sample n independent visible states at beta = 0."""
+        """Sample n independent visible states at beta = 0, keyed by layer name."""
         return {
             name: unit.sample(self.visible_base[name].expand(n, *unit.shape), rng)
             for name, unit in self.machine.layers.items()
         }
 
     def pull(self, visible: Layers) -> Tensor:
-        r"""Compute :math:`\sum_m \langle T_m(x_m), f_m\rangle`, of shape (n,), for the fields :math:`f` at beta = 0."""
+        r"""Compute :math:`\sum_m \langle T_m(x_m), f_m\rangle`, of shape (n,), with the fields :math:`f` at beta = 0."""
         pulls = [
             unit.statistic(visible[name]).flatten(1) @ self.visible_base[name].flatten()
             for name, unit in self.machine.layers.items()
@@ -73,9 +73,18 @@ class TemperedPath:
     def energies(self, betas: Tensor, field: Tensor, pull: Tensor) -> Tensor:
         """Compute free energies at several temperatures, without the energy of the visible units.
 
-        `betas` contains inverse temperatures, of shape (k, n) or (k, 1). The states are specified by their hidden
-        field at beta = 1, of shape (n, *hidden shape), and their :meth:`pull`, of shape (n,). The result has shape
-        (k, n).
+        Parameters
+        ----------
+        betas : Tensor of shape (k, n) or (k, 1)
+            Inverse temperatures.
+        field : Tensor of shape (n, *hidden shape)
+            Hidden field of each visible state at beta = 1.
+        pull : Tensor of shape (n,)
+            Result of :meth:`pull` for each visible state.
+
+        Returns
+        -------
+        Tensor of shape (k, n)
         """
         hidden = self.machine.hidden
         if (kernels := _kernels(hidden, field)) is not None:
@@ -86,7 +95,10 @@ class TemperedPath:
         return (betas - 1) * pull - sums
 
     def between(self, base: Tensor, field: Tensor, beta: Tensor) -> Tensor:
-        """Interpolate between the fields at beta = 0 and beta = 1. `beta` has the leading axes of the result."""
+        """Interpolate linearly between the fields at beta = 0 and beta = 1.
+
+        The axes of `beta` are the leading axes of the result.
+        """
         return torch.lerp(base, field, beta.reshape(*beta.shape, *([1] * (base.ndim - 1))))
 
 
@@ -100,13 +112,16 @@ def _kernels(unit: Unit, field: Tensor) -> ModuleType | None:
 
 
 class TemperedLayer:
-    """Layer at one inverse temperature, of shape (1,), or at one per sample, of shape (n,)."""
+    """Layer of a tempered machine.
+
+    `beta` has shape (1,) if all samples have the same inverse temperature, and (n,) if each sample has its own.
+    """
 
     def __init__(self, path: TemperedPath, unit: Unit, base: Tensor, beta: Tensor) -> None:
         self._path, self._unit, self._base, self._beta = path, unit, base, beta
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
-        """Sample given the field interpolated between beta = 0 and `field`: (n, *shape) -> (n, *shape)."""
+        """Sample the layer, given its field at beta = 1: (n, *shape) -> (n, *shape)."""
         if (kernels := _kernels(self._unit, field)) is not None:
             numbers = rng.uniform(field.shape, field)
             drawn: Tensor = kernels.draw(field, self._base, self._unit.bias, self._beta, numbers)
@@ -114,14 +129,14 @@ class TemperedLayer:
         return self._unit.sample(self._path.between(self._base, field, self._beta), rng)
 
     def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor:
-        """Sample given the field. All samples in tempered layers have the same length, so `x` is not used."""
+        """Call :meth:`sample`. The samples in tempered layers all have the same length, so `x` is not used."""
         return self.sample(field, rng)
 
 
 class Tempered:
-    """Machine on a :class:`TemperedPath`, at one inverse temperature or one per sample.
+    """Machine on a :class:`TemperedPath`, at one inverse temperature or at one per sample.
 
-    The field methods are the same as in the machine at beta = 1. The layers apply the temperature when they are
+    `hidden_field` and `visible_fields` compute the fields at beta = 1. The layers apply the temperature when they are
     sampled.
     """
 
@@ -228,7 +243,7 @@ class ParallelTempering:
 
     @property
     def acceptance(self) -> Tensor:
-        """Fraction of exchanges accepted so far, for each pair of neighboring temperatures."""
+        """Fraction of proposed exchanges accepted so far, for each pair of neighboring temperatures."""
         share: Tensor = self._accepted / self._offers.clamp(min=1)
         return share.cpu()
 
