@@ -1,7 +1,7 @@
 """Likelihoods: exact log Z for small machines, annealed importance sampling, log-likelihood and pseudo-likelihood.
 
-A *clamp* fixes some visible entries. Then log Z is the logarithm of the sum over all states that agree with the fixed
-entries. Clamping the padding gives log Z for documents of one length.
+A *clamp* fixes some visible entries. With a clamp, log Z is the logarithm of the sum over all states that agree with
+the fixed entries. For example, clamping the padding gives log Z for documents of one length.
 """
 
 from mvrbm.likelihood.annealing import (

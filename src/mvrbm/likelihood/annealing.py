@@ -150,7 +150,7 @@ def reverse_annealed_importance_sampling(
 
 
 class _Annealing:
-    """Setup shared by both directions: temperatures, log Z at beta = 0, and clamped entries."""
+    """Annealing runs in both directions, which share the temperatures, log Z at beta = 0 and the clamped entries."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class _Annealing:
         return AnnealedEstimate(float(log_z), float(error), float(effective), log_weights.cpu())
 
     def base_states(self, n_chains: int, rng: RandomSource) -> dict[str, Tensor]:
-        """Sample states at beta = 0."""
+        """Sample visible states at beta = 0, with the known entries clamped."""
         return self._hold(self.path.base_sample(n_chains, rng))
 
     def tempered(self, n_chains: int, steps: int, n_temperatures: int, rng: RandomSource) -> dict[str, Tensor]:
@@ -200,7 +200,7 @@ class _Annealing:
         return chains.step(steps)
 
     def burnt_in(self, start: Layers, steps: int, rng: RandomSource) -> dict[str, Tensor]:
-        """Run Gibbs steps from the given states."""
+        """Run Gibbs steps from the given states and return the final states."""
         states = copies(self._hold(start))
         masks = self._masks(len(next(iter(states.values()))))
 
@@ -222,9 +222,10 @@ class _Annealing:
         return keep_known(fixed, states, self._masks(n_chains))
 
     def _log_ratios(self, start: Layers, betas: Tensor, rng: RandomSource) -> Tensor:
-        """Anneal chains and return one log-ratio per chain. The mean ratio estimates the last Z over the first Z.
+        """Anneal chains through `betas` and return one log-ratio per chain, of shape (n_chains,).
 
-        Gibbs steps on the visible layers are reversible, so both directions use the same steps.
+        The mean of the ratios estimates Z at the last temperature divided by Z at the first. Gibbs steps on the visible
+        layers are reversible, so both directions use the same steps.
         """
         path, layers = self.path, copies(start)
         n_chains = len(next(iter(layers.values())))
@@ -234,9 +235,9 @@ class _Annealing:
         position = torch.zeros(1, dtype=torch.int64, device=betas.device)
 
         def weigh() -> tuple[Tensor, Tensor]:
-            """Update the ratios for the next pair of temperatures.
+            """Update the log-ratios for the next pair of temperatures.
 
-            Return the hidden field and the second inverse temperature.
+            Return the hidden field and the second inverse temperature of the pair.
             """
             pair = ladder.index_select(0, position).T  # (2, 1)
             field = path.machine.hidden_field(layers)

@@ -1,6 +1,6 @@
-"""Exact computation of log Z, by enumerating the states of the smaller side, or in closed form for Gaussian layers.
+"""Exact computation of log Z, by enumerating either the hidden or the visible states.
 
-The two sides are the hidden layer and the visible layers.
+Gaussian layers are integrated in closed form.
 """
 
 import itertools
@@ -26,8 +26,8 @@ _LARGEST_SOLVE = 4096
 def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, mask: Visible | None = None) -> Tensor:
     r"""Compute :math:`\log Z` exactly.
 
-    The states of either the hidden layer or the visible layers are enumerated, whichever are fewer. The other layers
-    are summed in closed form.
+    The function enumerates the states of either the hidden layer or the visible layers, whichever are fewer, and sums
+    over the other layers in closed form.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, ma
 def as_clamp(
     machine: BoltzmannMachine, clamp: Visible | None, mask: Visible | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
-    """Return the clamped visible state and the mask of its fixed entries, both by layer name."""
+    """Return the clamped visible state and the masks of its fixed entries, both keyed by layer name."""
     if clamp is None:
         if mask is not None:
             raise ValueError("mask requires clamp, because the mask marks which entries of clamp are known")
@@ -85,12 +85,12 @@ def as_clamp(
 
 
 def site_mask(unit: Unit, mask: Tensor) -> Tensor:
-    """Convert a mask over entries to a mask over sites."""
+    r"""Convert a mask over entries to a mask over sites: (n, \*shape) -> (n, \*site_shape)."""
     return mask[..., 0] if unit.entry_modes else mask
 
 
 def _free_sites(unit: Unit, mask: Tensor | None) -> Tensor:
-    """Return the indices of the sites that are not fixed."""
+    """Return the flat indices of the sites that are not fixed."""
     if mask is None:
         return torch.arange(unit.n_sites)
     return torch.nonzero(~site_mask(unit, mask)[0].reshape(-1).cpu()).reshape(-1)
@@ -111,7 +111,7 @@ def _check_reach(bits: float) -> None:
 
 
 class _LogSum:
-    """Running logarithm of a sum of exponentials."""
+    """Log-sum-exp, accumulated in float64 over several calls of `add`."""
 
     def __init__(self) -> None:
         self.value = torch.tensor(-math.inf, dtype=torch.float64)
@@ -123,7 +123,7 @@ class _LogSum:
 def _states(machine: BoltzmannMachine, unit: Unit, sites: Tensor, base: Tensor) -> Iterator[Tensor]:
     """Yield all states of the given sites of a layer, in chunks of shape (m, *shape).
 
-    The other sites have their values in `base`, of shape (1, *shape).
+    All other sites keep their values from `base`, which has shape (1, *shape).
     """
     if len(sites) == 0:
         yield base
@@ -143,7 +143,7 @@ def _states(machine: BoltzmannMachine, unit: Unit, sites: Tensor, base: Tensor) 
 def _visible_states(
     machine: BoltzmannMachine, fixed: Layers, free: dict[str, Tensor], skip: list[str]
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield all joint states of the visible layers in chunks. Skipped layers have their values in `fixed`."""
+    """Yield all joint states of the visible layers in chunks. The layers in `skip` keep their values from `fixed`."""
     # Enumerate the layer with the most states in chunks, and the other layers one state at a time.
     names = [name for name in machine.layers if name not in skip]
     names.sort(key=lambda name: _bits(machine.layers[name], len(free[name])))
@@ -158,9 +158,9 @@ def _visible_states(
 
 
 def clamped_log_normalizer(machine: BoltzmannMachine, fields: Layers, fixed: Layers, known: Masks) -> Tensor:
-    """Sum the log-normalizers of the visible layers, with known sites fixed at their values.
+    """Sum the log-normalizers of the visible layers, with the known sites fixed at their values in `fixed`.
 
-    The result has shape (m,).
+    The fields have shape (m, *layer shape), and the result has shape (m,).
     """
     total = machine.like.new_zeros(())
     for name, unit in machine.layers.items():

@@ -1,4 +1,4 @@
-"""Masked prediction: errors in predicting each entry from the others, compared with the errors the model expects.
+"""Masked prediction: errors in predicting masked entries from the others, and the variances that the model predicts.
 
 Free energies and likelihoods are often dominated by a single property of the data. For example, images with few dark
 pixels are likely under any image model. Predicting masked blocks of entries from the rest of the sample avoids this
@@ -56,8 +56,7 @@ def masked_errors(
     r"""Predict the masked entries for each mask and return the squared errors and the model's predicted variances.
 
     Masked entries are predicted by mean-field iteration, starting from the means at zero field. The error of an entry
-    is the squared difference between its statistic and the prediction. Errors and variances are averaged over all masks
-    that hide the entry. Both results have shape (n, \*layer shape).
+    is the squared difference between its statistic and the prediction.
 
     Parameters
     ----------
@@ -71,6 +70,12 @@ def masked_errors(
         Boolean mask of shape (n, \*layer shape), False where the data is missing. Both results are zero there.
     steps : int
         Number of mean-field steps.
+
+    Returns
+    -------
+    errors, variances : Tensor
+        Squared errors and predicted variances, averaged over all masks that hide an entry. Both have shape
+        (n, \*layer shape).
     """
     ((name, unit),) = machine.layers.items()
     fast = multiplied_out(machine)

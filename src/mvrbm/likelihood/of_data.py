@@ -1,4 +1,4 @@
-"""Log-likelihood of data, given log Z or a function that computes log Z."""
+"""Log-likelihood of data, given log Z or a function that computes it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

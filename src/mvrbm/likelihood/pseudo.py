@@ -29,7 +29,7 @@ class PseudoLikelihood:
     Attributes
     ----------
     values : Tensor (n,)
-        Pseudo-log-likelihood of each sample, estimated if only some sites were visited.
+        Pseudo-log-likelihood of each sample. It is an estimate if only some of the sites were visited.
     sites, total_sites : int
         Number of visited sites and total number of sites.
     """
@@ -65,12 +65,17 @@ def pseudo_log_likelihood(
     check : bool
         Whether to validate the data.
 
+    Returns
+    -------
+    PseudoLikelihood
+
     Notes
     -----
     The estimate starts from the log-probability of every site given the means of the hidden layer, which takes one
     reconstruction. The sites are then divided into `n_sites` equal parts, and one site is drawn from each part. For
-    these sites, the difference from the exact conditional log-probability is computed. The sum of the differences is
-    scaled to the number of all sites and added. The expectation of the estimate over seeds is the exact value.
+    these sites, the difference between the exact conditional log-probability and the approximation is computed. The sum
+    of the differences, scaled up to the total number of sites, is added to the approximation. The expectation of the
+    estimate over seeds is the exact value.
     """
     layers = machine.as_layers(visible, check=check)
     all_sites = sum(unit.n_sites for unit in machine.layers.values())
@@ -85,7 +90,10 @@ def pseudo_log_likelihood(
 
 
 def _estimate(machine: BoltzmannMachine, layers: Layers, places: Tensor) -> Tensor:
-    """Estimate the pseudo-log-likelihood of each sample from the sites with the given indices over all layers."""
+    """Estimate the pseudo-log-likelihood of each sample from some of the sites. The result has shape (n,).
+
+    `places` contains the indices of these sites, numbered across all visible layers.
+    """
     field = machine.hidden_field(layers)
     means = machine.visible_fields(machine.hidden.mean(field))
     ends = list(itertools.accumulate((unit.n_sites for unit in machine.layers.values()), initial=0))
@@ -142,7 +150,7 @@ def _binary_log_conditionals(
 
 
 def _log_odds(hidden: Unit, field: Tensor, columns: Tensor, x: Tensor) -> Tensor:
-    """Return the contribution of the hidden layer to the log-odds of the sites.
+    """Return the contribution of the hidden layer to the log-odds of the sites, of shape (n, sites).
 
     `columns` contains the weights of the sites, of shape (sites, hidden). `x` contains their values, of shape
     (sites, n).
@@ -177,7 +185,10 @@ def _site_log_conditional(machine: BoltzmannMachine, layers: Layers, field: Tens
 
 
 def _site_columns(machine: BoltzmannMachine, name: str, site: int) -> tuple[Tensor, Tensor]:
-    """Return the hidden field from a unit statistic in each entry of a site, and the statistic of a unit value."""
+    r"""Return the weights from each entry of a site to the hidden layer, and the inverse scale of each entry.
+
+    The shapes are (entries, \*hidden shape) and (entries,).
+    """
     unit = machine.layers[name]
     size = math.prod(unit.entry_shape)
     one = machine.like.new_zeros((size, unit.n_sites, size))
@@ -187,7 +198,10 @@ def _site_columns(machine: BoltzmannMachine, name: str, site: int) -> tuple[Tens
 
 
 def _reach(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, site: int) -> tuple[Tensor, Tensor]:
-    """Return the lowest and highest likely fields on a site with infinitely many values, each of shape (n,)."""
+    """Return the lowest and highest likely fields on a site, each of shape (n,).
+
+    Both are zero if the site has finitely many values.
+    """
     unit, n = machine.layers[name], len(field)
     if math.isfinite(unit.levels):
         return field.new_zeros(n), field.new_zeros(n)
