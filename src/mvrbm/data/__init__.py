@@ -1,1 +1,1 @@
-"""Data sources for training batches, and moments of the data. :mod:`mvrbm.io` implements the file formats."""
+"""Sources of training batches, and moments of the data. :mod:`mvrbm.io` implements the file formats."""

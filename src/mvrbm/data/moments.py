@@ -19,9 +19,10 @@ class Moments:
 
 
 def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor) -> Moments:
-    """Compute moments from sums over known entries.
+    """Compute moments from sums over the known entries, all of shape (*shape).
 
-    Entries that are never known are assigned the average moments of the other entries.
+    `total` and `squares` are sums of deviations from `origin` and of their squares, and `counts` are the numbers of
+    terms. Entries that are never known get the average moments of the other entries.
     """
     known = counts.clamp(min=1)
     shift = total / known

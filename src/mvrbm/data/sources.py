@@ -1,7 +1,7 @@
-"""Data sources for training: arrays in memory or on disk, shards, PyTorch datasets and data loaders.
+"""Sources of training data: arrays in memory or on disk, shards, PyTorch datasets and data loaders.
 
-A source converts bytes to floats one batch at a time, so it never copies the full dataset. :mod:`mvrbm.io` implements
-the file formats.
+A source converts the data to floats one batch at a time, so it never copies the full dataset. :mod:`mvrbm.io`
+implements the file formats.
 """
 
 import functools
@@ -30,9 +30,9 @@ from mvrbm.random import RandomSource
 
 # Number of samples used to estimate the initial moments. More samples would change the moments by less than 1%.
 _MOMENT_SAMPLES = 2**15
-# Number of entries that can be hashed in one second.
+# Maximum number of entries to hash, which takes about one second.
 _DIGEST_ENTRIES = 2**27
-# Maximum number of entries in a batch that `head` yields. A few copies of a batch are in memory at the same time.
+# Maximum number of entries in a batch that `head` yields, because several copies of a batch are in memory at a time.
 _ENTRIES_AT_ONCE = 2**19
 # Maximum number of samples in a batch that `head` yields.
 _SAMPLES_AT_ONCE = 1024
@@ -95,7 +95,7 @@ class Source(ABC):
 
     @abstractmethod
     def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches for one epoch in an order drawn from `rng`, skipping the first `start` batches."""
+        """Yield the batches of one epoch, shuffled with `rng`, skipping the first `start` batches."""
 
     @abstractmethod
     def head(self, count: int) -> Iterator[Batch]:
@@ -112,13 +112,13 @@ class Source(ABC):
 
     @property
     def whole(self) -> Arrays:
-        """The arrays by layer. Empty if the data is not stored in arrays or has missing entries."""
+        """The arrays by layer name. Empty if the data is not stored in arrays or may have missing entries."""
         arrays, known = self.with_masks
         return {} if known or self.nan_is_missing else arrays
 
     @property
     def with_masks(self) -> tuple[Arrays, Arrays]:
-        """The arrays by layer, and the masks of known entries for layers that have a mask.
+        """The arrays and the masks of known entries, both keyed by layer name. Not every layer has a mask.
 
         Both are empty if the data is not stored in arrays.
         """
@@ -139,11 +139,11 @@ class Source(ABC):
         return None if self.n_samples is None else -(-self.n_samples // batch_size)
 
     def full_batch(self, batch_size: int) -> int:
-        """Return the size of a full batch."""
+        """Return the number of samples in a full batch, which is less than `batch_size` if there are fewer samples."""
         return batch_size if self.n_samples is None else min(batch_size, self.n_samples)
 
     def moments(self) -> dict[str, Moments]:
-        """Return the mean and the variance of each entry, computed from a limited number of samples."""
+        """Return the moments of each layer by name, computed from a limited number of samples."""
         sums: dict[str, list[Tensor]] = {}
         # Reference values for each entry. Summing deviations from them avoids cancellation for large values.
         origins: dict[str, Tensor] = {}
@@ -171,7 +171,7 @@ class Source(ABC):
         return merge_moments(own, self.world)
 
     def _batch(self, raw: Arrays, known: Arrays, total: int | None = None, first: int = 0) -> Batch:
-        """Convert raw data to validated tensors with the machine's dtype and device."""
+        """Convert raw data and masks to a batch of validated tensors with the machine's dtype and device."""
         masks = {name: torch.as_tensor(mask, device=self.machine.like.device) for name, mask in known.items()}
         if any(mask.dtype != torch.bool for mask in masks.values()):
             raise ValueError("masks must be boolean arrays that are True where the value is known")
@@ -191,13 +191,13 @@ class Source(ABC):
         return Batch(layers, masks, n if total is None else total, first)
 
     def empty_batch(self, total: int) -> Batch:
-        """Return an empty batch for an update whose samples are all on other processes."""
+        """Return an empty batch for an update of `total` samples that are all on other processes."""
         layers = self.machine.layers.items()
         return Batch({name: self.machine.like.new_zeros(0, *unit.shape) for name, unit in layers}, {}, total)
 
 
 class BatchRows(NamedTuple):
-    """Row indices that one process reads for one update. `total` and `first` are defined as in :class:`Batch`."""
+    """Indices of the rows that one process reads for one update. For `total` and `first`, see :class:`Batch`."""
 
     rows: _Rows
     total: int
@@ -225,7 +225,7 @@ class RowSource(Source):
         return self._load(BatchRows(piece, len(piece), 0) for piece in pieces)
 
     def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[BatchRows]:
-        """Yield this process's rows for each batch in an epoch."""
+        """Yield the rows that this process reads for each batch of an epoch."""
         order = rng.permutation(self.n_samples).numpy()
         for begin in range(start * batch_size, self.n_samples, batch_size):
             rows = order[begin : begin + batch_size]
@@ -240,7 +240,7 @@ class RowSource(Source):
 class ArraySource(RowSource):
     """Source of samples stored in arrays or tensors, one per layer, in memory or memory-mapped.
 
-    Arrays may be of any type that supports `len`, `shape` and indexing.
+    Arrays may be of any type that supports `len`, `shape` and indexing. `known` contains the masks of known entries.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class ShardSource(ArraySource):
         return found
 
     def n_batches(self, batch_size: int) -> int:
-        """Return the number of batches per epoch, which is the maximum over all processes."""
+        """Return the number of batches per epoch, which is the largest number that any process has."""
         return max(-(-len(rows) // size) for size, rows in self._ranges(batch_size))
 
 
@@ -344,7 +344,7 @@ class DatasetSource(RowSource):
 
 
 class LoaderSource(Source):
-    """Source of batches from a PyTorch data loader or another iterable that can be iterated more than once.
+    """Source of batches from a PyTorch data loader, or from any other iterable that can be iterated more than once.
 
     The loader determines the order and the size of the batches.
     """
@@ -427,7 +427,7 @@ def as_source(
 
 
 def masks_of(source: Source) -> dict[str, Tensor]:
-    """For each layer that may have missing entries, return a mask of its known entries, of shape (n, *layer shape)."""
+    """Return masks of the known entries, of shape (n, *layer shape), for the layers that may have missing entries."""
     arrays, given = source.with_masks
     data = {name: torch.as_tensor(array) for name, array in arrays.items()}
     known = {name: torch.as_tensor(mask) for name, mask in given.items()}
@@ -438,14 +438,14 @@ def masks_of(source: Source) -> dict[str, Tensor]:
 
 
 def _leave_out_nan(known: dict[str, Tensor], name: str, array: Tensor) -> None:
-    """Exclude NaN entries from a layer's mask. If the layer has no mask, add one only if some entry is NaN."""
+    """Mark NaN entries as unknown in a layer's mask. If the layer has no mask, add one only if some entry is NaN."""
     there = ~torch.isnan(array)
     if not bool(there.all()):
         known[name] = known[name].to(there.device) & there if name in known else there
 
 
 def layers_of(item: Any, machine: BoltzmannMachine) -> dict[str, Any]:
-    """Convert an item or a batch to a mapping from layer names to arrays. In a tuple, the first element is used."""
+    """Convert an item or a batch to a mapping from layer names to arrays. Only the first element of a tuple is used."""
     names = list(machine.layers)
     if isinstance(item, Mapping):
         if missing := set(names) - set(item):
