@@ -1,6 +1,6 @@
-"""Optional C extensions. Without a C compiler, the package installs without them and is slower.
+"""Optional C extensions. If no C compiler is available, the package is installed without them and runs more slowly.
 
-`_native.c` computes training updates on the CPU and random numbers. `_pseudo.c` computes pseudo-likelihoods. This
+`_native.c` computes random numbers, and training updates on the CPU. `_pseudo.c` computes pseudo-likelihoods. This
 subpackage does not depend on any other part of mvrbm.
 """
 
@@ -8,13 +8,13 @@ import functools
 import importlib
 from types import ModuleType
 
-# Version of the interface between Python and _native.c. Must match `INTERFACE` in the C file.
+# Version of the interface between Python and _native.c. It must match `INTERFACE` in the C file.
 _NATIVE_INTERFACE = 9
 
 
 @functools.cache
 def library(name: str = "_native") -> ModuleType | None:
-    """Return the compiled module for a C file, or None if it was not built or was built for another version."""
+    """Return a compiled module, or None if it was not built or if its interface version does not match."""
     try:
         module = importlib.import_module(f"mvrbm.compiled.{name}")
     except ImportError:

@@ -46,22 +46,22 @@ typedef struct {
     const float *V;              /* (rank, L, J) */
     const float *B;              /* (I, J) */
     float *data;                 /* (n_data, I, J) */
-    const uint8_t *known;        /* shape of data: nonzero for known entries. NULL if all entries are known */
-    const float *scale, *shift;  /* (I, J) each: states are data * scale - shift. NULL if states equal the data */
-    int64_t states_at;           /* in the states of a sample: (I, Jp) */
-    int64_t products_at;         /* in the products of a sample: (rank, K, Jp) */
-    int64_t v_at;                /* in `packed`: V, (rank, L, Jp). Unused for dense layers */
-    int64_t vt_at;               /* in `packed`: V transposed, (rank, J, Lp), or (J, K, Lp) for dense layers */
-    int64_t b_at;                /* in `packed`: (I, Jp) */
-    int64_t to_u_at;             /* in a gradient: (rank, K, I) */
-    int64_t to_v_at;             /* in a gradient: (rank, L, Jp), or (J, K, Lp) for dense layers */
-    int64_t to_b_at;             /* in a gradient: (I, Jp) */
-    int64_t to_s_at;             /* in a gradient: (I, Jp), only if variances are learned */
-    float *to_U, *to_V, *to_B;   /* results, with the shapes of U, V and B */
-    float *to_S;                 /* (I, J): sum of w t (f - t), see flat_variances.py. NULL if variances are fixed */
+    const uint8_t *known;        /* (n_data, I, J), nonzero for known entries; NULL if all entries are known */
+    const float *scale, *shift;  /* (I, J) each; states are data * scale - shift; NULL if states equal the data */
+    int64_t states_at;           /* states, (I, Jp), in the states of a sample */
+    int64_t products_at;         /* products U X, (rank, K, Jp), in the products of a sample */
+    int64_t v_at;                /* V, (rank, L, Jp), in `packed`; unused for dense layers */
+    int64_t vt_at;               /* V transposed, (rank, J, Lp), or (J, K, Lp) for dense layers, in `packed` */
+    int64_t b_at;                /* B, (I, Jp), in `packed` */
+    int64_t to_u_at;             /* gradient of U, (rank, K, I), in the gradient of a chunk */
+    int64_t to_v_at;             /* gradient of V, (rank, L, Jp), or (J, K, Lp) for dense layers */
+    int64_t to_b_at;             /* gradient of B, (I, Jp) */
+    int64_t to_s_at;             /* sums for the gradient of the variances, (I, Jp); used only if they are learned */
+    float *to_U, *to_V, *to_B;   /* output: gradients with the shapes of U, V and B */
+    float *to_S;                 /* output: (I, J), sum of w t (f - t), see flat_variances.py; NULL for fixed variances */
 } Layer;
 
-/* Arguments for computing the gradient in an update or, if `filling` is set, for drawing the unknown entries in the data.
+/* Arguments for computing the gradient in an update or, if `filling` is set, for drawing the missing entries in the data.
  * Job in native_job.py has the same fields in the same order. Samples are divided into chunks, each with a separate
  * gradient. A chunk stores the states of a group of samples and accumulates their gradients for U together. */
 typedef struct {
@@ -74,19 +74,19 @@ typedef struct {
     float data_weight, chain_weight;
     const Layer *layers;
     const float *C;              /* (K, L) */
-    float *chains;               /* persistent chains, (n_chains, states), or NULL if chains start at the data */
+    float *chains;               /* persistent chains, (n_chains, states), or NULL if chains start from the data */
     /* Normal random numbers for each draw of a Gaussian layer, or NULL for draws of other layers, for which the C code
-     * computes uniform random numbers. Each step draws the hidden layer and then the visible layers. When filling, an
-     * additional first step draws only the visible layers. */
+     * computes uniform random numbers. Each step draws the hidden layer and then the visible layers. When drawing missing
+     * entries, an additional first step draws only the visible layers. */
     const float *const *normal;
-    float *packed;               /* parameters in padded rows. The caller initializes it with zeros */
+    float *packed;               /* parameters in padded rows; the caller initializes it with zeros */
     float *gradients;            /* (chunks, gradient_size) */
     float *scratch;              /* (threads, scratch_size) */
     float *to_C;                 /* (K, L) */
     float *data_mean;            /* (K, L): data_weight times the sum of the hidden means of the data */
-    int64_t states, products;    /* floats per sample */
-    int64_t c_at;                /* in `packed`: (K, Lp) */
-    int64_t to_c_at, to_mean_at; /* in a gradient: (K, Lp) each, for the chains and for the data */
+    int64_t states, products;    /* number of floats per sample */
+    int64_t c_at;                /* C, (K, Lp), in `packed` */
+    int64_t to_c_at, to_mean_at; /* gradients of C from the chains and from the data, (K, Lp) each */
     int64_t gradient_size, scratch_size;
 } Job;
 
@@ -114,7 +114,8 @@ typedef struct {
 
 INLINE void clear(float *into, int64_t count) { memset(into, 0, sizeof(float) * count); }
 
-INLINE uint32_t is_broken(const float *x) /* compares integers, because compilers do not vectorize float sums */
+/* Return whether a number is infinite or NaN. The test uses integers, because compilers do not vectorize float sums. */
+INLINE uint32_t is_broken(const float *x)
 {
     uint32_t bits;
     memcpy(&bits, x, sizeof bits);
@@ -241,7 +242,7 @@ static void choose_processor(void)
 
 static struct {
     pthread_mutex_t lock;
-    pthread_mutex_t owner; /* locked by the caller whose job is running; other callers use a single thread meanwhile */
+    pthread_mutex_t owner; /* held by the caller whose job is running; meanwhile, other callers use a single thread */
     pthread_cond_t begin, end;
     const Job *job;        /* current job, or NULL if idle */
     atomic_int next;       /* index of the next chunk */
@@ -266,7 +267,7 @@ static void work(const Job *job, atomic_int *next, int place)
     for (int number; (number = atomic_fetch_add(next, 1)) < job->chunks;) processor->chunk(job, &own, number);
 }
 
-/* Main function of a thread in the pool. */
+/* Main loop of a thread in the pool. */
 static void *worker(void *number)
 {
     const int place = (int)(intptr_t)number;
@@ -308,7 +309,7 @@ static void grow_pool(int wanted)
     pthread_sigmask(SIG_SETMASK, &former, NULL);
 }
 
-/* Process all chunks of a job with this thread and threads from the pool. */
+/* Process all chunks of a job in this thread and in threads from the pool. */
 static void share(const Job *job)
 {
     if (job->threads < 2 || job->chunks < 2 || pthread_mutex_trylock(&pool.owner)) {
@@ -416,13 +417,14 @@ static void add_chunks(const Job *job)
             if (layer->to_S) add_rows(layer->to_S, gradient + layer->to_s_at, I, J, Jp);
         }
     }
-    /* So far, data_mean has the data's part of the gradient of C: minus the weighted sum of the hidden means. */
+    /* At this point, data_mean contains the data term of the gradient of C: minus the weighted sum of hidden means. */
     for (int at = 0; at < K * L; at++) {
         job->to_C[at] += job->data_mean[at];
         job->data_mean[at] *= -1;
     }
 }
 
+/* Compute the gradient for an update, or draw missing entries. */
 static void contrast(const Job *job)
 {
     pack(job);
@@ -520,7 +522,7 @@ static PyObject *py_workers(PyObject *module, PyObject *unused)
     return PyLong_FromLong(pool.process == getpid() ? pool.workers : 0);
 }
 
-/* Names and offsets of all fields, which native_job.py compares with those of its structures. */
+/* Name and offset of a field. native_job.py checks that its structures have the same fields. */
 typedef struct {
     const char *name;
     size_t offset;
@@ -548,7 +550,7 @@ static const Field job_fields[] = {
     FIELD(Job, to_c_at), FIELD(Job, to_mean_at), FIELD(Job, gradient_size), FIELD(Job, scratch_size),
 };
 
-/* Add a tuple of (name, offset) to a module. Returns -1 with an exception set if that fails. */
+/* Add a tuple of (name, offset) pairs to a module. Return -1 with an exception set on failure. */
 static int add_fields(PyObject *module, const char *name, const Field *fields, Py_ssize_t count)
 {
     PyObject *found = PyTuple_New(count);

@@ -1,4 +1,4 @@
-/* Kernels for one instruction set. _native.c includes this file once per instruction set, and defines
+/* Kernels for one instruction set. _native.c includes this file once per instruction set, after defining
  *   NAME(x)  the name of a function for this instruction set,
  *   LANES    the number of floats in a vector register,
  *   ROWS     the number of rows of a product kept in registers (two vectors per row),
@@ -20,8 +20,8 @@ INLINE vec NAME(pick)(ivec where, vec a, vec b) { return (vec)(((ivec)a & where)
 
 /* -- products ------------------------------------------------------------------------------------------------ */
 
-/* Compute a tile of a product, of shape (rows, wide * LANES), in registers. Inlined so that constant arguments are known
- * at compile time. */
+/* Compute a tile of a matrix product, of shape (rows, wide * LANES), in registers. The function is inlined so that
+ * constant arguments are known at compile time. */
 INLINE void NAME(tile)(int rows, int wide, int inner, const float *a, long down, long across,
                        const float *b, long b_row, float *out, long out_row, int add)
 {
@@ -46,12 +46,12 @@ INLINE void NAME(tile)(int rows, int wide, int inner, const float *a, long down,
         for (int w = 0; w < wide; w++) NAME(store)(out + r * out_row + w * LANES, sum[r][w]);
 }
 
-/* Compute `wide` vectors of columns of a product. */
+/* Compute wide * LANES columns of a matrix product. */
 INLINE void NAME(column)(int wide, int rows, int inner, const float *a, long down, long across,
                          const float *b, long b_row, float *out, long out_row, int add)
 {
     int blocks = (rows + ROWS - 1) / ROWS;
-    for (int first = 0; blocks; blocks--) { /* blocks of nearly equal height, because a block with one row would be slow */
+    for (int first = 0; blocks; blocks--) { /* use blocks of nearly equal height, because a block of one row is slow */
         int height = (rows - first) / blocks;
         const float *left = a + first * down;
         float *into = out + first * out_row;
@@ -153,8 +153,8 @@ INLINE vec NAME(exp_minus)(vec x)
     return (vec)((ivec)p + ((ivec)shifted << 23)); /* the low bits of `shifted` contain the power of two */
 }
 
-/* Write the random numbers used to draw a layer of one sample to `spare`, which has space for reading whole vectors past
- * their end. */
+/* Write the random numbers for drawing a layer of one sample to `spare`, and return it. It has enough space to read whole
+ * vectors past the end of the numbers. */
 INLINE const float *NAME(numbers_of)(const Job *job, int draw, int sample, int lines, int columns, float *spare)
 {
     const float *normal = job->normal[draw];
@@ -162,7 +162,7 @@ INLINE const float *NAME(numbers_of)(const Job *job, int draw, int sample, int l
         memcpy(spare, normal + (long)sample * lines * columns, sizeof(float) * lines * columns);
         return spare;
     }
-    /* When filling, the first step does not draw the hidden layer, and that draw is not counted. */
+    /* When drawing missing entries, the first step does not draw the hidden layer, so that draw is not counted. */
     const Uniform row = {spare, lines, columns, job->key, job->first_row + sample, job->update,
                          job->first_draw + draw - (job->filling ? 1 : 0)};
     NAME(uniform)(&row, 0, 1);
@@ -202,9 +202,9 @@ static void NAME(draw)(int gaussian, int rows, int columns, int width, const flo
         }
 }
 
-/* -- gradient descent steps, as defined in updates/step.py, in a single pass over the parameters ---------------- */
+/* -- gradient descent steps, as defined in updates/step.py ------------------------------------------------------- */
 
-/* Check whether one part of the gradient is finite. */
+/* Set `broken` to 1 if the given part of the gradient is not finite. */
 static void NAME(check)(const void *work, int part)
 {
     const Step *step = work;
@@ -214,8 +214,9 @@ static void NAME(check)(const void *work, int part)
     if (broken) atomic_store(step->broken, 1);
 }
 
-/* Update one part of the parameters, and overwrite the gradient with the previous parameters. The parentheses leave the
- * compiler only one way to use fused multiply-adds, so that the rounding does not depend on where a part begins. */
+/* Update the given part of the parameters in a single pass, and overwrite the gradient with the previous parameters. The
+ * parentheses leave the compiler only one way to use fused multiply-adds, so that the rounding does not depend on where a
+ * part begins. */
 static void NAME(step)(const void *work, int part)
 {
     const Step *step = work;
@@ -239,7 +240,8 @@ static void NAME(step)(const void *work, int part)
 
 /* -- samples ------------------------------------------------------------------------------------------------ */
 
-/* Find the next run of nonzero entries (one-hot rows have few). Set `from` to its start and return its length. */
+/* Find the next run of nonzero entries, set `from` to its start, and return its length. One-hot rows have few nonzero
+ * entries. */
 INLINE int NAME(next_run)(const float *x, int count, int *from)
 {
     int end = *from;
@@ -248,8 +250,8 @@ INLINE int NAME(next_run)(const float *x, int count, int *from)
     return end - *from;
 }
 
-/* Compute the hidden field C + sum U X V' for the given states, of shape (K, Lp), and store the products U X for the
- * gradient. Dense weights have one long row per visible entry. */
+/* Compute the hidden field C + sum U X V', of shape (K, Lp), for the given states, and store the products U X for the
+ * gradient. Dense weights have one row of K * Lp floats per visible entry. */
 static void NAME(upwards)(const Job *job, const Scratch *own, const float *states)
 {
     const int K = job->K, Lp = PADDED(job->L);
@@ -324,7 +326,7 @@ static void NAME(gibbs)(const Job *job, const Scratch *own, int sample, float *s
     }
 }
 
-/* Add one sample's contribution to the sums for the variance gradient. The field is computed in `own->spare`. */
+/* Add one sample's contribution to the sums for the variance gradient. `own->spare` is used to compute the field. */
 static void NAME(spread)(const Job *job, const Scratch *own, const Layer *layer, const float *x, const float *kept,
                          float weight, float *to_s)
 {
@@ -339,8 +341,8 @@ static void NAME(spread)(const Job *job, const Scratch *own, const Layer *layer,
     }
 }
 
-/* Add one sample's contribution to the gradients for V and all biases, and store h V for the gradient for U. `to_c` is the
- * gradient for the hidden bias, which is accumulated separately for the data and the chains. */
+/* Add one sample's contribution to the gradients of V and all biases, and store H V, where H is the hidden mean, for the
+ * gradient of U. `to_c` is the gradient of the hidden bias, which is accumulated separately for the data and the chains. */
 static void NAME(slopes)(const Job *job, const Scratch *own, const float *states, float *kept, float weight, float *gradient,
                          float *to_c)
 {
@@ -403,11 +405,11 @@ static void NAME(keep_known)(const Job *job, int sample, const float *from, floa
     }
 }
 
-/* Sample the missing entries of a sample and write them to the data. The first draw uses no hidden field, and Gibbs steps
- * follow. */
+/* Draw the missing entries of a sample and write them to the data. The first draw uses only the visible biases. Gibbs
+ * steps follow. */
 static void NAME(fill)(const Job *job, const Scratch *own, int sample)
 {
-    float *x = own->states, *data = own->states + job->states; /* a group has space for at least two samples */
+    float *x = own->states, *data = own->states + job->states; /* there is space for at least two samples */
     NAME(read)(job, sample, data);
     for (int step = 0; step <= job->steps; step++) {
         if (step == 0)
@@ -438,7 +440,7 @@ static void NAME(fill)(const Job *job, const Scratch *own, int sample)
 
 /* -- chunks of samples and chains, each with a separate gradient ---------------------------------------------------- */
 
-/* Add the gradients for U from a group of `count` samples. */
+/* Add the contribution of a group of `count` samples to the gradients of U. */
 static void NAME(flush)(const Job *job, const Scratch *own, int count, float *gradient)
 {
     for (int m = 0; m < job->n_layers; m++) {
@@ -451,7 +453,7 @@ static void NAME(flush)(const Job *job, const Scratch *own, int count, float *gr
     }
 }
 
-/* Compute the gradient for one chunk, or sample its missing entries. */
+/* Compute the gradient for one chunk of samples and chains, or draw the missing entries of its samples. */
 static void NAME(chunk)(const Job *job, const Scratch *own, int number)
 {
     float *gradient = job->gradients + (long)number * job->gradient_size;

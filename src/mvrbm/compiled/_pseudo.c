@@ -2,8 +2,8 @@
  *
  * Let p and q be the probabilities that a hidden unit is 1 and 0. If the unit's field increases by d, its normalizer is
  * multiplied by q + p exp(d). The log-odds of a site are the logarithm of the product of these factors over all hidden
- * units. This takes one multiplication and one addition per unit, and one logarithm per site. Products store the mantissa
- * and the exponent separately to avoid overflow.
+ * units, which takes two multiplications and one addition per unit, and one logarithm per site. The mantissa and the
+ * exponent of each product are stored separately to avoid overflow.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -21,7 +21,7 @@
 #define EACH_CHAIN _Pragma("GCC unroll 4") for (int c = 0; c < CHAINS; c++) /* unrolled, so that values stay in registers */
 #define SAMPLES 8 /* number of samples whose probabilities fit in the L1 cache together */
 
-/* The dynamic loader selects the best version for the processor. */
+/* Compile several versions of a function. The dynamic loader selects the best one for the processor. */
 #if defined(__x86_64__) && defined(__GLIBC__)
 #define FOR_EVERY_PROCESSOR __attribute__((target_clones("avx512f", "fma", "default")))
 #else
@@ -46,7 +46,7 @@ INLINE Product one(void)
     return product;
 }
 
-/* Split exponents from the mantissas, which must be positive and normal. */
+/* Move the exponents of the mantissas, which must be positive normal numbers, to the separate exponents. */
 INLINE void split(Product *product)
 {
     EACH_CHAIN {
@@ -108,7 +108,8 @@ INLINE float log_growth(const float *p, const float *q, const float *factor, int
     return logarithm(product);
 }
 
-/* For a gray value, return the logarithm of the ratio of the normalizers with a 1 and with a 0 at the site. */
+/* Return the log-odds of a site that has a gray value: the logarithm of the normalizer with a 1 at the site, minus the
+ * logarithm of the normalizer with a 0. */
 INLINE float gray(const float *p, const float *q, const float *weight, const float *up, float value, int64_t hidden,
                   int64_t group)
 {

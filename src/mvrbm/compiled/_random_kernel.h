@@ -1,5 +1,5 @@
 /* Uniform random numbers for one instruction set: Philox 4x32-10, bitwise identical to random/philox.py. _native.c
- * includes this file once per instruction set, and defines
+ * includes this file once per instruction set, after defining
  *   NAME(x)     the name of a function for this instruction set,
  *   LANES       the number of words per vector (4, 8 or 16),
  *   EVEN(a, b)  the 64-bit products of the words at even positions in two vectors. */
@@ -71,7 +71,7 @@ static void NAME(uniform)(const Uniform *array, int64_t first, int64_t last)
         int64_t column = 0;
         for (int64_t quad = 0; quad < quads; quad += LANES) {
             const int64_t count = quads - quad < LANES ? quads - quad : LANES;
-            if (columns % 4 == 0 && count == LANES) { /* write directly if lines consist of whole counters */
+            if (columns % 4 == 0 && count == LANES) { /* no counter is split between lines, so write directly */
                 NAME(numbers)((uint32_t)quad, number, array->step, array->draw, array->key, out);
                 out += 4 * LANES;
                 continue;
@@ -79,7 +79,7 @@ static void NAME(uniform)(const Uniform *array, int64_t first, int64_t last)
             NAME(numbers)((uint32_t)quad, number, array->step, array->draw, array->key, drawn);
             for (int64_t i = 0; i < count; i++) {
                 const int64_t left = columns - column < 4 ? columns - column : 4;
-                /* Copying four numbers is fastest. The next line overwrites the numbers past the end of this one. */
+                /* Copying four numbers is fastest. The next line overwrites any numbers past the end of this line. */
                 if (end - out >= 4) memcpy(out, drawn + 4 * i, 4 * sizeof(float));
                 else memcpy(out, drawn + 4 * i, left * sizeof(float));
                 out += left;

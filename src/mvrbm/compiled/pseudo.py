@@ -9,9 +9,9 @@ from torch import Tensor
 
 from mvrbm.compiled import library
 
-# Logarithm of the largest product that float32 represents safely. Fields are clipped to this magnitude.
+# Logarithm of the largest product that float32 can represent safely. Fields are clipped to this magnitude.
 _RANGE = 80.0
-# Largest weight for which clipping the fields has no visible effect.
+# Largest weight for which clipping the fields has no noticeable effect.
 _LARGEST_WEIGHT = 60.0
 # Minimum number of log-odds per thread. Computing fewer takes less time than starting a thread.
 _WORTH_A_THREAD = 2**15
@@ -55,7 +55,7 @@ def log_odds(field: Tensor, bias: Tensor, weights: Tensor, x: Tensor) -> Tensor 
     out = torch.empty(n, sites, dtype=torch.float32, device="cpu")
 
     def compute(start: int, stop: int) -> None:
-        """Compute the log-odds for samples from `start` to `stop`."""
+        """Compute the log-odds for samples `start` to `stop` - 1."""
         code.log_odds(
             field[start:].data_ptr(),
             *(t.data_ptr() for t in shared),
@@ -69,7 +69,7 @@ def log_odds(field: Tensor, bias: Tensor, weights: Tensor, x: Tensor) -> Tensor 
 
     threads = max(1, min(torch.get_num_threads(), n * sites // _WORTH_A_THREAD))
     edges = [n * i // threads for i in range(threads + 1)]
-    # The current thread computes the last part, because starting another thread takes as long as computing many sites.
+    # Compute the last part in the current thread, because starting a thread takes as long as computing many sites.
     with ThreadPoolExecutor(threads) as pool:
         others = [pool.submit(compute, *ends) for ends in itertools.pairwise(edges[:-1])]
         compute(*edges[-2:])
