@@ -48,7 +48,7 @@ def test_the_command_says_so_in_one_line(tmp_path, monkeypatch, capsys):
     assert error.startswith(
         "error: training a hidden layer of shape (40000, 40000) with batches of 20 requires 238.4 GiB"
     )
-    assert error.endswith(" of memory, but only 1.0 GiB are available\n")
+    assert error.endswith(" of memory, but only 1.0 GiB is available\n")
     assert error.count("\n") == 1
 
 

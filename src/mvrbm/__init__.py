@@ -1,7 +1,7 @@
 """Structured Boltzmann machines for array data.
 
-Layers are arrays and couplings are structured linear maps. :class:`BoltzmannMachine` combines them into a model. Units
-and couplings are in `mvrbm.units` and `mvrbm.couplings`, sampling and likelihoods in `mvrbm.sampling` and
+Layers are arrays, and couplings are structured linear maps between them. :class:`BoltzmannMachine` combines both into a
+model. Units and couplings are in `mvrbm.units` and `mvrbm.couplings`, sampling and likelihoods in `mvrbm.sampling` and
 `mvrbm.likelihood`, training in `mvrbm.training`, and scikit-learn estimators in `mvrbm.estimators`. This module only
 re-exports their public names and defines :func:`load`.
 """
@@ -38,7 +38,7 @@ _HOMES = {
     "mvrbm.saving": ("save",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-# Packages that have all their classes re-exported.
+# Packages whose classes are all re-exported.
 _CLASSES_IN = ("mvrbm.units", "mvrbm.couplings")
 # Modules that register loaders for saved models when they are imported.
 _WITH_LOADERS = ("mvrbm.estimators", "mvrbm.training", "mvrbm.vision.super_resolution", "mvrbm.vision.photo_denoising")
@@ -66,7 +66,7 @@ def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") 
     -------
     BoltzmannMachine, estimator, or Trainer
         Object of the class that was saved. For a checkpoint, this is a :class:`~mvrbm.training.Trainer` that can
-        resume training. If the folder contains several checkpoints, the most recent is used.
+        resume training. If the folder contains several checkpoints, the most recent one is loaded.
 
     Raises
     ------

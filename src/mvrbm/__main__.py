@@ -1,4 +1,4 @@
-"""`python -m mvrbm` is the command `mvrbm`."""
+"""Entry point for `python -m mvrbm`, which is equivalent to the command `mvrbm`."""
 
 import sys
 

@@ -15,7 +15,7 @@ WORTH_A_GRAPH = 2 * _STEPS_PER_GRAPH
 
 
 def capture(work: Callable[[], None], *, what: str = "this model") -> torch.cuda.CUDAGraph | None:
-    """Record a function's GPU operations as a CUDA graph without running them.
+    """Record a function's GPU operations as a CUDA graph without running them, and return the graph.
 
     If the operations cannot be captured, issue a warning and return None.
 
@@ -26,7 +26,7 @@ def capture(work: Callable[[], None], *, what: str = "this model") -> torch.cuda
         random numbers must come from a source whose step counter is on the GPU, and it must advance that counter.
         Otherwise, every replay would draw the same numbers.
     what : str
-        Name of the work in the warning.
+        Description of the work, used in the warning.
     """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -41,7 +41,7 @@ def capture(work: Callable[[], None], *, what: str = "this model") -> torch.cuda
 
 
 def repeat(step: Callable[[RandomSource], object], count: int, rng: RandomSource, device: torch.device) -> None:
-    """Call `step` `count` times. On a GPU, capture several steps as a CUDA graph and replay the graph.
+    """Call `step` a given number of times. On a GPU, capture several steps as a CUDA graph and replay the graph.
 
     Parameters
     ----------

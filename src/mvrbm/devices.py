@@ -1,4 +1,4 @@
-"""Select the device for a model, and the number of threads that PyTorch uses for small matrix products."""
+"""Select the device for a model, and limit the number of threads that PyTorch uses for small matrix products."""
 
 import contextlib
 import functools
@@ -19,11 +19,11 @@ _LARGE_GPU = 132
 
 @functools.cache
 def _protect_forks() -> None:
-    """Make PyTorch use one thread in processes that are later forked from this one.
+    """Make PyTorch use a single thread in processes that are later forked from this one.
 
     A forked process does not inherit its parent's OpenMP threads, and would wait for them forever. The context managers
-    in this module call this function before a computation starts threads. A process that only imports the package
-    forks as it would without the package.
+    in this module call this function before a computation starts threads. Importing the package alone does not affect
+    forked processes.
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
@@ -50,7 +50,7 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
             raise ValueError(f"device is '{device}', which this PyTorch installation cannot use") from error
         return resolved
     if not torch.cuda.is_available():
-        raise ValueError(f"device is '{device}', but PyTorch finds no GPU: use 'cpu' or 'auto'")
+        raise ValueError(f"device is '{device}', but PyTorch found no GPU: use 'cpu' or 'auto'")
     if resolved.index is not None:
         return resolved
     rank = os.environ.get("LOCAL_RANK")
@@ -92,7 +92,7 @@ def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit PyTorch to one thread inside the context, so that the rounding of sums does not depend on thread count."""
+    """Limit PyTorch to one thread inside the context, so that rounding does not depend on the number of threads."""
     _protect_forks()
     former = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -103,7 +103,7 @@ def one_thread() -> Iterator[None]:
 
 
 def n_processors(device: torch.device) -> int:
-    """Return the number of multiprocessors on a GPU. For a CPU (only in tests), return the value for a large GPU."""
+    """Return the number of multiprocessors on a GPU. For a CPU, which only tests use, return that of a large GPU."""
     if device.type != "cuda":
         return _LARGE_GPU
     return torch.cuda.get_device_properties(device).multi_processor_count

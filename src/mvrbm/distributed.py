@@ -1,4 +1,4 @@
-"""Communication between processes that train one machine together.
+"""Communication between the processes of a distributed training run.
 
 ``torchrun`` starts the processes and assigns their ranks. The processes exchange tensors through `torch.distributed`,
 using gloo on CPUs and NCCL on GPUs. A single process is a world of size one and does not communicate.
@@ -35,7 +35,7 @@ _TIMEOUT_VARIABLE = "MVRBM_TIMEOUT"
 _LONGEST_MESSAGE = 4096
 # Environment variable that stores the ID of the process that joined the process group. Child processes do not join.
 _JOINED = "MVRBM_JOINED"
-# Time in seconds that a process waits for gloo's threads after leaving the process group.
+# Time in seconds to wait for gloo's threads after leaving the process group.
 _FAREWELL = 0.2
 
 _SINGLE: ContextVar[bool] = ContextVar("mvrbm_single_process", default=False)
@@ -60,7 +60,7 @@ class World:
 
     @classmethod
     def here(cls) -> World:
-        """Return the world of this process, joining the process group first if ``torchrun`` started the process."""
+        """Return the world of this process. If ``torchrun`` started the process, join the process group first."""
         if not dist.is_available() or _SINGLE.get():
             return cls()
         if not dist.is_initialized():
@@ -79,7 +79,7 @@ class World:
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Replace a tensor with its sum over all processes. The result is bitwise identical on all processes."""
+        """Replace a tensor in place with its sum over all processes. All processes get bitwise identical results."""
         if self.size > 1:
             dist.all_reduce(tensor)
 
@@ -100,7 +100,7 @@ class World:
         return number if self.size == 1 else int(self.gather(torch.tensor([number]))[0])
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors with their values on the main process."""
+        """Replace tensors in place with their values on the main process."""
         if self.size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
@@ -126,9 +126,9 @@ class World:
 
     @contextlib.contextmanager
     def raise_together(self, *errors: type[Exception]) -> Iterator[None]:
-        """Raise an error on all processes if one of `errors` is raised inside the context on any process.
+        """Raise an error on all processes if any process raises one of `errors` inside the context.
 
-        Otherwise, the other processes would wait for the failed process until they time out.
+        Without this, the other processes would wait for the failed process until they time out.
         """
         problem: Exception | None = None
         try:
@@ -145,7 +145,7 @@ class World:
 
 
 def _launched() -> bool:
-    """Return whether ``torchrun`` started this process directly, rather than as a child such as a joblib worker."""
+    """Return whether ``torchrun`` started this process directly. Child processes such as joblib workers do not count."""
     me = str(os.getpid())
     child = multiprocessing.parent_process() is not None or os.environ.get(_JOINED, me) != me
     named = "RANK" in os.environ and "MASTER_ADDR" in os.environ
@@ -192,7 +192,7 @@ def _decoded(tensor: Tensor) -> str:
 
 
 def leave() -> None:
-    """Leave the process group so that no other process waits for this one."""
+    """Leave the process group, so that the program can exit cleanly."""
     failed = hasattr(sys, "last_value")  # After a failure, other processes may still be communicating.
     if dist.is_available() and dist.is_initialized() and not failed:
         dist.destroy_process_group()

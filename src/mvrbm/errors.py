@@ -1,4 +1,4 @@
-"""Exceptions and warnings raised by this package. All exceptions derive from :class:`MVRBMError`."""
+"""Exceptions and warnings raised by this package. All exceptions are subclasses of :class:`MVRBMError`."""
 
 
 class MVRBMError(Exception):
@@ -22,7 +22,7 @@ class StorageError(MVRBMError, ValueError):
 
 
 class MemoryLimitError(MVRBMError, MemoryError):
-    """Raised before an allocation if a model or a training run requires more memory than is available."""
+    """Raised before memory is allocated if a model or a training run requires more than is available."""
 
 
 class ExportError(MVRBMError, ValueError):

@@ -1,8 +1,8 @@
-"""Export of the methods `transform`, `reconstruct` and `predict_proba` of fitted estimators to ONNX.
+"""Export the methods `transform`, `reconstruct` and `predict_proba` of fitted estimators to ONNX.
 
 Each exported method becomes a :class:`Graph`, which consists of a PyTorch module and example inputs. This module builds
-graphs for machines, stacks of machines and classifiers. Any other estimator can provide a method
-``onnx_graph(method)``.
+graphs for machines, stacks of machines and classifiers. Any other estimator can define a method ``onnx_graph(method)``
+that returns a graph.
 """
 
 import contextlib
@@ -37,14 +37,14 @@ __all__ = ["METHODS", "OPSET", "ExportError", "Graph", "compare_onnx", "to_onnx"
 Array = NDArray[Any]
 Module = TypeVar("Module", bound=nn.Module)
 
-#: Methods that can be exported if an estimator has them.
+#: Estimator methods that can be exported.
 METHODS = ("transform", "reconstruct", "predict_proba")
 #: Version of the ONNX operator set used in exported files.
 OPSET = 18
 
-# Methods of a machine without a label layer.
+# Methods that can be exported for a machine without a label layer.
 _MACHINE_METHODS = ("transform", "reconstruct")
-# Largest accepted difference between the exported model and the estimator, relative for results above 1.
+# Maximum difference between the results of the exported model and the estimator, relative for results above 1.
 _TOLERANCE = 1e-5
 # Number of example inputs. It must be larger than 1, because tracing treats an axis of size 1 as constant.
 _N_EXAMPLES = 5
@@ -82,9 +82,10 @@ def to_onnx(estimator: Any, path: str | os.PathLike[str], method: str = "transfo
     method : {"transform", "reconstruct", "predict_proba"}
         The method to export.
     check : bool
-        Whether to run the exported model with onnxruntime before writing the file, and to compare its results with the
-        estimator in double precision. If the data has a large offset compared with its variation, a float32 estimator
-        can have larger rounding errors than the exported model, which computes with deviations from the mean.
+        Whether to run the exported model with onnxruntime before writing the file, and to compare its results with
+        those of the estimator in double precision. If the mean of the data is large compared with its variation, a
+        float32 estimator can have larger rounding errors than the exported model, which subtracts the visible bias
+        first.
 
     Returns
     -------
@@ -219,19 +220,18 @@ def _up(machine: BoltzmannMachine, layers: Mapping[str, Tensor]) -> Tensor:
 
 
 def _centered(machine: BoltzmannMachine) -> BoltzmannMachine:
-    """Return a portable copy of a machine whose inputs are deviations from the visible bias.
+    """Return a copy of a machine, in float32 on the CPU, whose inputs are deviations from the visible bias.
 
-    This applies to layers with an arbitrary origin.
-
-    The field of the visible bias is added to the hidden bias in double precision. For data far from zero, this field is
-    large and mostly cancels. In float32, the cancellation would cause errors of 1e-4 in the hidden means.
+    Only layers whose zero point is arbitrary (`Unit.arbitrary_zero`) are centered. The field due to their visible bias
+    is added to the hidden bias in double precision. For data far from zero, this field is large and mostly cancels. In
+    float32, the cancellation would cause errors of 1e-4 in the hidden means.
     """
     copied = _portable(machine)
     exact = copy.deepcopy(machine).to("cpu", torch.float64).requires_grad_(False)
     shifts = []
     for name, unit in exact.layers.items():
         if unit.arbitrary_zero:
-            rounded = copied.layers[name].bias.double()  # the exported model subtracts the float32 bias
+            rounded = copied.layers[name].bias.double()  # the float32 bias, which the exported model subtracts
             shifts.append(exact.links[name].to_hidden(unit.statistic(rounded.expand(1, *unit.shape)))[0])
     if shifts:
         bias = exact.hidden.bias + torch.stack(shifts).sum(0)
@@ -297,7 +297,7 @@ class _LabelPosterior(nn.Module):
 
 
 def _encode(graph: Graph, metadata: Mapping[str, str]) -> bytes:
-    """Encode a graph as the contents of an ONNX file. The result is deterministic."""
+    """Return the contents of the ONNX file for a graph. The encoding is deterministic."""
     onnx = _require("onnx")
     # PyTorch only accepts identifiers as input and output names, but a modality may have any name.
     inputs = [f"in_{number}" for number in range(len(graph.inputs))]
@@ -327,7 +327,7 @@ def _trace(graph: Graph, input_names: list[str], output_names: list[str]) -> Any
         with _quiet():
             traced = torch.export.export(graph.module.eval(), examples, dynamic_shapes=shapes)
             program = torch.onnx.export(
-                # Replace einsum, and functions that ONNX lacks, with operators that all runtimes support.
+                # Decompose einsum, and functions that ONNX lacks, into operators that all runtimes support.
                 traced.run_decompositions(),
                 dynamo=True,
                 input_names=input_names,
@@ -383,7 +383,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _difference_on_examples(content: bytes, graph: Graph, estimator: Any, method: str) -> float:
-    """Return the largest relative difference from the estimator, on all example inputs and on a single example."""
+    """Return the largest difference between an ONNX model and the estimator, relative for results above 1.
+
+    The two are compared on a batch of all example inputs and on a batch with a single example.
+    """
     examples = {name: tensor.numpy() for name, tensor in graph.inputs.items()}
     single = {name: array[:1] for name, array in examples.items()}
     exact = in_double_precision(estimator)
@@ -414,7 +417,7 @@ def _difference(
 
 
 def _run(content: bytes, samples: Mapping[str, Array]) -> list[Array]:
-    """Run an ONNX model with onnxruntime."""
+    """Run an ONNX model with onnxruntime and return its outputs."""
     onnxruntime = _require("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

@@ -1,4 +1,4 @@
-"""Import optional dependencies on demand, and find out whether Triton can be used."""
+"""Import optional dependencies on demand, and check whether Triton can be used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def require(module: str, purpose: str, extra: str) -> ModuleType:
-    """Import a module from an optional package, or raise `MissingPackageError` if the package is not installed.
+    """Import and return a module, or raise `MissingPackageError` if its package is not installed.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def require(module: str, purpose: str, extra: str) -> ModuleType:
         Start of the error message. For example, ``"ONNX export"`` gives ``"ONNX export requires the package onnx,
         ..."``.
     extra : str
-        Name of the extra that installs the package, for the command in the error message.
+        Name of the extra that installs the package, used in the command in the error message.
     """
     try:
         return importlib.import_module(module)
@@ -38,7 +38,7 @@ def require(module: str, purpose: str, extra: str) -> ModuleType:
 
 
 def triton_runs_on(device: torch.device) -> bool:
-    """Return whether Triton kernels can run on a device: on a GPU or, in Triton's interpreter, on any device."""
+    """Return whether Triton is installed and can run on a device. Its interpreter runs on any device."""
     usable = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
     return usable and _triton_is_installed()
 

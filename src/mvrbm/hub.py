@@ -51,7 +51,7 @@ _NOT_STATED = "Not stated."
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """User-supplied contents of a model card, which cannot be derived from the model itself.
+    """User-supplied part of a model card, which cannot be derived from the model itself.
 
     Parameters
     ----------
@@ -64,8 +64,8 @@ class ModelCard:
     license : str, optional
         License for the weights, as a Hugging Face Hub identifier such as ``"bsd-3-clause"`` or ``"cc-by-4.0"``.
     figures : mapping of str to value
-        Evaluation results by name, such as ``{"test log-likelihood (nats)": -84.6}``. The names should mention the
-        data and the command used.
+        Evaluation results by name, such as ``{"test log-likelihood (nats)": -84.6}``. The names should state the
+        evaluation data and the command that produced the results.
 
     Examples
     --------
@@ -239,7 +239,7 @@ def _reason(error: Exception) -> str:
 
 
 def write_card(card: ModelCard, folder: Path) -> None:
-    """Write a model card to a folder that contains a model."""
+    """Write a model card, `README.md`, to a folder that contains a model."""
     config = read_config(folder)
     estimator = config.get(ESTIMATOR, {})
     kind = estimator.get("class", BoltzmannMachine.__name__)

@@ -34,7 +34,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code for an interrupted program: 130 after Ctrl-C, or 143 after SIGTERM."""
+    """Return the exit code of a program that ends with an exception in `INTERRUPTS`.
+
+    The exit code is 130 after Ctrl-C and 143 after SIGTERM.
+    """
     return int(getattr(error, "code", 128 + signal.SIGINT))
 
 
@@ -44,10 +47,10 @@ def _terminate(number: int, frame: Any) -> None:
 
 
 def _replaceable() -> dict[signal.Signals, Any]:
-    """Return the current signal handlers that may be replaced temporarily.
+    """Return the current signal handlers that may be replaced temporarily, keyed by signal.
 
-    Outside the main thread, no handler may be replaced. If the program ignores a signal or has installed its own
-    handler for SIGTERM, that handler is not replaced either.
+    Outside the main thread, no handler may be replaced. A handler must also be kept if it ignores the signal, or if it
+    handles SIGTERM and was installed by the program.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -62,7 +65,7 @@ def _may_replace(number: int, handler: Any) -> bool:
 
 @contextlib.contextmanager
 def replaced(former: Mapping[signal.Signals, Any], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Install `handler` for all signals in `former`, and restore the handlers in `former` on exit."""
+    """Install `handler` for all signals in `former` inside the context, and restore the former handlers on exit."""
     try:
         for number in former:
             signal.signal(number, handler)
@@ -73,9 +76,9 @@ def replaced(former: Mapping[signal.Signals, Any], handler: Callable[[int, Any],
 
 
 def terminate_in_order() -> AbstractContextManager[None]:
-    """Raise :class:`Terminated` on SIGTERM so that the program can clean up.
+    """Return a context manager that raises :class:`Terminated` on SIGTERM, so that the program can clean up.
 
-    This is for command-line programs. Libraries should not change the response to SIGTERM.
+    It is intended for command-line programs. Libraries should not change how a program responds to SIGTERM.
     """
     former = _replaceable()
     former.pop(signal.SIGINT, None)
@@ -83,7 +86,7 @@ def terminate_in_order() -> AbstractContextManager[None]:
 
 
 def finish_on_interrupt(notify: Callable[[type[BaseException]], None]) -> AbstractContextManager[None]:
-    """Call `notify` on the first Ctrl-C or SIGTERM instead of ending the program immediately.
+    """Return a context manager that calls `notify` on the first Ctrl-C or SIGTERM instead of ending the program.
 
     `notify` receives the exception type to raise later. A second Ctrl-C interrupts immediately. A second SIGTERM is
     ignored.

@@ -1,7 +1,7 @@
 """The Boltzmann machine: visible layers, one hidden layer, and the couplings between them.
 
-The machine adds up energies and fields, and validates data. Distributions are in `units`, weights are in `couplings`,
-and Markov chains are in `sampling`.
+The machine adds up energies and fields, and validates data. The distributions are defined in `units`, the weights in
+`couplings`, and Markov chains in `sampling`.
 """
 
 import functools
@@ -41,8 +41,8 @@ class BoltzmannMachine(nn.Module):
                   - \sum_m \langle T_h(Y), W_m\, T_m(X_m) \rangle
 
     The units define :math:`\varepsilon` and :math:`T`, and the couplings define :math:`W`. Given the visible layers,
-    the hidden sites are independent, in a field that the couplings compute. The same holds for the visible sites given
-    the hidden layer.
+    the hidden sites are independent of each other, and their distribution depends on a field that the couplings
+    compute. The same holds for the visible sites given the hidden layer.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class BoltzmannMachine(nn.Module):
     -----
     Methods that accept data expect a mapping from layer names to arrays of shape (n, \*layer shape). A machine with one
     visible layer also accepts the array itself. Data is validated unless ``check=False``. Disable validation for data
-    that is already validated, and for means, which need not be valid states.
+    that has already been validated, and for means, which need not be valid states.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class BoltzmannMachine(nn.Module):
 
     @functools.cached_property
     def links(self) -> dict[str, Coupling]:
-        """Couplings by the name of their visible layer."""
+        """Couplings by the name of the visible layer that they connect."""
         return {name: cast(Coupling, coupling) for name, coupling in self.couplings.items()}
 
     @property
@@ -126,7 +126,7 @@ class BoltzmannMachine(nn.Module):
 
     @property
     def is_new(self) -> bool:
-        """Whether the parameters are unchanged since construction: not trained, loaded or set by the user."""
+        """Whether the parameters have not changed since construction by training, loading or assignment."""
         return math.isclose(self._initial_size, self._parameter_size(), rel_tol=_SAME_SIZE)
 
     @torch.no_grad()
@@ -138,7 +138,7 @@ class BoltzmannMachine(nn.Module):
 
     @property
     def like(self) -> Tensor:
-        """Tensor with the dtype and device of the machine."""
+        """A parameter of the machine, used to look up its dtype and device."""
         return self.hidden.bias
 
     # -- fields between the layers, without validation --------------------------------------------
@@ -189,12 +189,18 @@ class BoltzmannMachine(nn.Module):
         return self.hidden.sample(self.hidden_field(self.as_layers(visible, check=check)), rng)
 
     def visible_mean(self, hidden: Tensor, *, check: bool = True) -> dict[str, Tensor]:
-        """Compute the mean of each visible layer, by name, given hidden states or hidden means."""
+        r"""Compute the mean of each visible layer given hidden states or hidden means.
+
+        The result is keyed by layer name. Each array has shape (n, \*layer shape).
+        """
         fields = self.visible_fields(self._as_layer(hidden, "hidden", self.hidden, check, values=False))
         return {name: unit.mean(fields[name]) for name, unit in self.layers.items()}
 
     def sample_visible(self, hidden: Tensor, rng: RandomSource, *, check: bool = True) -> dict[str, Tensor]:
-        """Sample each visible layer given hidden states. The result is keyed by layer name."""
+        r"""Sample each visible layer given hidden states.
+
+        The result is keyed by layer name. Each array has shape (n, \*layer shape).
+        """
         fields = self.visible_fields(self._as_layer(hidden, "hidden", self.hidden, check, values=False))
         return {name: unit.sample(fields[name], rng) for name, unit in self.layers.items()}
 
@@ -203,9 +209,9 @@ class BoltzmannMachine(nn.Module):
     def free_energy_gradient(self, visible: Mapping[str, Tensor], field: Tensor | None = None) -> dict[str, Tensor]:
         """Compute the gradient of the mean free energy with respect to each learned parameter.
 
-        The gradient is computed without autograd, and the data is not validated. Pass the hidden field given the
-        visible states as `field` to avoid computing it again. The keys of the result are the names in
-        `named_parameters`.
+        The gradient is computed without autograd, and the data is not validated. If the hidden field given the visible
+        states is already available, pass it as `field` to avoid recomputing it. The keys of the result are the names
+        in `named_parameters`.
         """
         field = self.hidden_field(visible) if field is None else field
         mean = self.hidden.mean(field)
@@ -242,7 +248,7 @@ class BoltzmannMachine(nn.Module):
     # -- checks -----------------------------------------------------------------------------------
 
     def as_layers(self, visible: Visible, *, check: bool = True, values: bool = True) -> dict[str, Tensor]:
-        """Convert a batch to a dict of tensors by layer name, with the dtype and device of the machine.
+        """Convert a batch to a dict from layer names to tensors with the dtype and device of the machine.
 
         If `check` is True, wrong shapes raise ValueError. If `values` is also True, invalid values raise ValueError.
         Set `values` to False for means, because the mean of one-hot rows, for example, is not one-hot.
@@ -274,10 +280,10 @@ class BoltzmannMachine(nn.Module):
         return tensor
 
     def as_masks(self, mask: Visible | None, visible: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-        """Return a mask of known entries for each layer by name, or None for a layer without known entries.
+        """Return a dict from layer names to masks of known entries. The mask is None if no entry of a layer is known.
 
         Each mask has shape (n, *layer shape) and is True where the value is known. A mask without a sample axis applies
-        to all samples. Layers that are missing from a mapping are unknown. Padding in `visible` counts as known.
+        to all samples. Layers that are not in `mask` are unknown. Padding in `visible` counts as known.
         """
         if mask is not None and not isinstance(mask, Mapping):
             if len(self.visible) > 1:
@@ -317,7 +323,7 @@ class BoltzmannMachine(nn.Module):
 
     @torch.no_grad()
     def gaussian_norm(self) -> float:
-        """Compute the spectral norm of the coupling between Gaussian layers, or 0 if there is no such coupling."""
+        """Compute the spectral norm of the joint coupling between Gaussian layers, or 0 if there are none."""
         names = [name for name, unit in self.layers.items() if unit.gaussian and self.hidden.gaussian]
         if not names:
             return 0.0
@@ -345,7 +351,7 @@ class BoltzmannMachine(nn.Module):
         return 6 * rows * entries * self.like.element_size()
 
     def _norm_rows(self) -> int:
-        """Return the number of vectors per product in :meth:`gaussian_norm`, or 0 without Gaussian couplings."""
+        """Return the number of vectors that :meth:`gaussian_norm` multiplies at a time, or 0 if it multiplies none."""
         visible = sum(math.prod(unit.shape) for unit in self.layers.values() if unit.gaussian)
         size = math.prod(self.hidden.shape)
         if not visible or not self.hidden.gaussian:

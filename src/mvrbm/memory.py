@@ -1,4 +1,4 @@
-"""Query the available memory and check in advance that an allocation will fit."""
+"""Query the available memory, and check that an allocation fits before making it."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from mvrbm.errors import MemoryLimitError
 
 __all__ = ["available_memory", "check_memory"]
 
-# Allocation size in bytes below which no check is made.
+# Size in bytes below which allocations are not checked.
 _NEGLIGIBLE = 2**28
 
 
@@ -45,8 +45,8 @@ def _limit_of_container() -> int | None:
 def check_memory(count: int, what: str, like: Tensor | None = None) -> None:
     """Raise `MemoryLimitError` if an array with `count` entries requires more memory than is available.
 
-    `what` names the array in the error message. The dtype and the device are those of `like`. If `like` is None,
-    PyTorch's default dtype and device are used.
+    `what` describes the array in the error message. The array has the dtype and device of `like`, or PyTorch's default
+    dtype and device if `like` is None.
     """
     like = torch.empty(0) if like is None else like
     n_bytes = count * like.dtype.itemsize
@@ -55,7 +55,7 @@ def check_memory(count: int, what: str, like: Tensor | None = None) -> None:
     available = available_memory(like.device)
     if available is not None and n_bytes > available:
         raise MemoryLimitError(
-            f"{what} requires {_readable(n_bytes)} of memory, but only {_readable(available)} are available"
+            f"{what} requires {_readable(n_bytes)} of memory, but only {_readable(available)} is available"
         )
 
 

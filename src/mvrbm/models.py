@@ -14,17 +14,19 @@ __all__ = ["cp_rbm", "documents", "multimodal_mvrbm", "mvrbm", "rbm", "replicate
 
 
 def rbm(n_visible: int, n_hidden: int, *, seed: int | RandomSource = 0) -> BoltzmannMachine:
-    r"""Build a classic RBM, :math:`E = -y^\top W x - b^\top x - c^\top y`."""
+    r"""Build a classic binary RBM with energy :math:`E = -y^\top W x - b^\top x - c^\top y`."""
     return BoltzmannMachine(Bernoulli(n_visible), Bernoulli(n_hidden), Dense(), seed=seed)
 
 
 def mvrbm(
     visible_shape: Sequence[int], hidden_shape: Sequence[int], rank: int = 1, *, seed: int | RandomSource = 0
 ) -> BoltzmannMachine:
-    r"""Build an MVRBM, :math:`E = -\langle Y, U X V^\top\rangle - \langle B, X\rangle - \langle C, Y\rangle`.
+    r"""Build a binary MVRBM.
 
-    For shapes whose order is not 2, the model is the TV-RBM,
-    :math:`E = -\langle Y, X \times_1 U_1 \cdots \times_D U_D\rangle - \langle B, X\rangle - \langle C, Y\rangle`.
+    At rank 1, the energy is :math:`E = -\langle Y, U X V^\top\rangle - \langle B, X\rangle - \langle C, Y\rangle`. For
+    arrays that are not matrices, the model is the TV-RBM, with energy
+    :math:`E = -\langle Y, X \times_1 U_1 \cdots \times_D U_D\rangle - \langle B, X\rangle - \langle C, Y\rangle`. At
+    higher ranks, the first term becomes a sum of `rank` such terms.
     """
     return BoltzmannMachine(Bernoulli(visible_shape), Bernoulli(hidden_shape), Kronecker(rank), seed=seed)
 
@@ -34,7 +36,9 @@ def multimodal_mvrbm(
 ) -> BoltzmannMachine:
     r"""Build a multimodal MVRBM, in which all modalities share one hidden layer.
 
-    :math:`E = \sum_m [\varepsilon_m(X_m) - \langle Y, U_m T_m(X_m) V_m^\top\rangle] - \langle C, Y\rangle`.
+    At rank 1, the energy is
+
+    .. math:: E = \sum_m [\varepsilon_m(X_m) - \langle Y, U_m T_m(X_m) V_m^\top\rangle] - \langle C, Y\rangle.
     """
     couplings = {name: Kronecker(rank) for name in visible}
     return BoltzmannMachine(visible, Bernoulli(hidden_shape), couplings, seed=seed)
@@ -43,7 +47,7 @@ def multimodal_mvrbm(
 def cp_rbm(
     visible_shape: Sequence[int], n_hidden: int, rank: int = 1, *, seed: int | RandomSource = 0
 ) -> BoltzmannMachine:
-    r"""Build the TvRBM of Nguyen et al. (2015), with a visible array, a hidden vector and weights of CP rank R.
+    r"""Build the TvRBM of Nguyen et al. (2015), with a visible array, a hidden vector and weights of CP rank `rank`.
 
     .. math::
 
@@ -59,9 +63,9 @@ def replicated_softmax(n_rows: int, n_words: int, n_topics: int, *, seed: int | 
     The energy is :math:`E = -\sum_{d} (V x_d + b)^\top [y, 1] - \langle c, y\rangle`. The rows :math:`x_d` are one-hot,
     and all rows share the same weights and bias.
 
-    A shorter document ends in rows of zeros, which the model ignores. Salakhutdinov and Hinton multiply the hidden bias
-    by the length D of the document. This requires no separate parameter here, because a constant added to every column
-    of V adds D times that constant to the field.
+    Shorter documents are padded with rows of zeros, which the model ignores. Salakhutdinov and Hinton multiply the
+    hidden bias by the length D of the document. This requires no separate parameter here, because adding a constant to
+    every column of V adds D times that constant to the field.
     """
     words = Categorical((n_rows, n_words), bias_shape=(1, n_words), padded=True)
     coupling = Kronecker(summed_modes=(0,))

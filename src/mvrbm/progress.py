@@ -1,11 +1,11 @@
-"""Report the progress of long loops to listeners, such as progress bars. Without listeners, reports cost nothing."""
+"""Report the progress of long loops to listeners, such as progress bars. Without listeners, reports have no effect."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 
 __all__ = ["listening", "report"]
 
-#: Callback that receives a unit, such as "samples", and the number of units completed.
+#: Callback that receives a unit of work, such as "samples", and the number of units just completed.
 Listener = Callable[[str, int], None]
 
 _listeners: list[Listener] = []

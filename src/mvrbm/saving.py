@@ -39,7 +39,7 @@ MODEL = "model.safetensors"
 CHAINS = "chains.safetensors"
 #: Model card written by :mod:`mvrbm.hub`.
 CARD = "README.md"
-#: First entry in a model card. It distinguishes model cards written by this package from other README files.
+#: First metadata line in a model card, which identifies README files written by this package.
 CARD_MARK = "library_name: mvrbm"
 #: Config entry that describes an estimator by its ``class`` and ``params``. Absent for plain machines.
 ESTIMATOR = "estimator"
@@ -59,7 +59,7 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _LARGEST_CONFIG = 16 * 2**20
 # Prefix for tensor names if a folder contains several machines.
 _STACKED = "machines."
-# Number of samples propagated through a stack on loading, to check that the activations stay finite.
+# Number of samples to propagate through a loaded stack, to check that the activations do not become too large.
 _EXAMPLES = 4
 
 
@@ -78,7 +78,7 @@ def register(name: str) -> Callable[[Registered], Registered]:
 
 
 def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") -> Any:
-    """Load an object whose class is already registered from a folder. See :func:`mvrbm.load`."""
+    """Load a model from a folder. Its loader must already be registered, as :func:`mvrbm.load` ensures."""
     folder = recover_folder(Path(folder))
     if _is_checkpoint(folder):
         return _loader_of(CHECKPOINT, folder)(folder, {}, device)
@@ -89,7 +89,7 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") ->
     if not isinstance(described, dict) or not isinstance(described.get("class"), str):
         raise StorageError(f"{folder / CONFIG} is damaged: it does not contain the estimator's class name")
     loader = _loader_of(described["class"], folder)
-    resolve_device(device)  # Raise an error for an invalid device here, so that it is not reported as a damaged folder.
+    resolve_device(device)  # Raise errors for invalid devices here, so that they are not reported as a damaged folder.
     try:
         return loader(folder, config, device)
     except StorageError:
@@ -151,7 +151,7 @@ def _loader_of(name: str, folder: Path) -> Loader:
 
 
 def replace_model(folder: str | os.PathLike[str]) -> AbstractContextManager[Path]:
-    """Create a temporary folder that replaces the model in `folder` when the context ends without an error."""
+    """Return a context manager that creates a temporary folder, which replaces the model in `folder` on success."""
     return replace_folder(folder, is_replaceable)
 
 
@@ -178,7 +178,7 @@ def write_machine(machine: BoltzmannMachine, folder: Path, extra: Mapping[str, A
 
 
 def read_machine(folder: Path) -> BoltzmannMachine:
-    """Read a machine from a folder."""
+    """Read a machine from a folder written by :func:`write_machine`."""
     (machine,) = _shapes_of([read_config(folder)], folder)
     _fill(machine, folder)
     return machine
@@ -197,7 +197,7 @@ def machine_config(machine: BoltzmannMachine) -> dict[str, Any]:
 def _shapes_of(configs: Sequence[Mapping[str, Any]], folder: Path) -> list[BoltzmannMachine]:
     """Build machines on the meta device, and check that the parameter file is large enough for their parameters.
 
-    :func:`_fill` reads the parameters.
+    :func:`_fill` then reads the parameters.
     """
     path, weights = folder / CONFIG, folder / MODEL
     try:
@@ -255,7 +255,7 @@ def _fill(module: nn.Module, folder: Path, prefix: str = "", more: Mapping[str, 
     try:
         for name, tensor in tensors.items():
             if tensor.numel() and not float(tensor.abs().max()) <= LARGEST_PARAMETER:
-                raise ValueError(f"'{name}' is too large: up to {float(tensor.abs().max()):.3g}")
+                raise ValueError(f"'{name}' is too large: its largest magnitude is {float(tensor.abs().max()):.3g}")
         for machine in module.modules():
             if isinstance(machine, BoltzmannMachine):
                 machine.check_parameters()
@@ -298,9 +298,9 @@ def read_machines(
 def read_stack(
     folder: Path, more: Callable[[Sequence[BoltzmannMachine]], Mapping[str, tuple[int, ...]]] | None = None
 ) -> tuple[list[BoltzmannMachine], Tensors]:
-    """Read a stack of machines from bottom to top.
+    """Read a stack of machines, ordered from bottom to top. See :func:`read_machines`.
 
-    Each machine's visible layer is the hidden layer of the machine below it.
+    Raise StorageError if the visible layer of a machine does not match the hidden layer of the machine below it.
     """
     machines, others = read_machines(folder, more)
     _check_joints(machines, folder)
@@ -333,7 +333,7 @@ def _check_growth(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
         for machine in machines:
             state = machine.hidden_mean(state, check=False)
             if not float(state.abs().max()) <= LARGEST_PARAMETER:
-                raise ValueError("the values become too large")
+                raise ValueError("the activations become too large")
     except (ValueError, RuntimeError) as error:
         raise StorageError(f"{folder}: hidden activations cannot be computed: {error}") from error
 

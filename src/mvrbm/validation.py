@@ -1,4 +1,4 @@
-"""Validate individual arguments (integers, numbers in a range, bools, choices, shapes); check that tensors are finite.
+"""Functions that validate individual arguments, such as integers, numbers, choices and shapes.
 
 :mod:`mvrbm.estimators.inputs` validates data arrays. Each unit validates the values in its layer.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 Choice = TypeVar("Choice")
 
 
-# Largest size or count. The sum of a few such values still fits in 64 bits.
+# Maximum size or count, well below the largest signed 64-bit integer.
 _LARGEST_COUNT = 2**62
 
 
@@ -42,9 +42,9 @@ def number(
     exclude_low: bool = False,
     exclude_high: bool = True,
 ) -> float:
-    """Return `value` as a float, or raise ValueError if it is not finite or not in the range from `low` to `high`.
+    """Return `value` as a float, or raise ValueError if it is not a finite number between `low` and `high`.
 
-    `exclude_low` and `exclude_high` determine whether the bounds are excluded from the range.
+    `exclude_low` and `exclude_high` specify whether the bounds themselves are excluded.
     """
     try:
         found = float(value)
@@ -76,7 +76,7 @@ def choice(value: Choice, name: str, options: Iterable[Choice]) -> Choice:
 
 
 def as_shape(shape: int | Sequence[int], name: str) -> tuple[int, ...]:
-    """Return `shape` as a tuple, or raise ValueError if a size is not a positive integer."""
+    """Return `shape` as a tuple, or raise ValueError if it is empty or a size is not a positive integer."""
     try:
         sizes = tuple(operator.index(size) for size in (shape if isinstance(shape, Sequence) else np.atleast_1d(shape)))
     except TypeError:

@@ -380,7 +380,7 @@ def test_no_gpu(mvrbm, place, monkeypatch, command):
     former = there(place)
     code, out, err = mvrbm(command, "--device", "cuda")
     assert (code, out) == (1, "")
-    assert re.fullmatch("error: device is 'cuda', but PyTorch finds no GPU: .*", err.splitlines()[-1])
+    assert re.fullmatch("error: device is 'cuda', but PyTorch found no GPU: .*", err.splitlines()[-1])
     assert there(place) == former
 
 

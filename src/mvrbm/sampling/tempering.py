@@ -63,7 +63,10 @@ class TemperedPath:
         }
 
     def pull(self, visible: Layers) -> Tensor:
-        r"""Compute :math:`\sum_m \langle T_m(x_m), f_m\rangle`, of shape (n,), with the fields :math:`f` at beta = 0."""
+        r"""Compute :math:`\sum_m \langle T_m(x_m), f_m\rangle`, of shape (n,), for the fields :math:`f_m` at beta = 0.
+
+        This is minus the interaction energy of the visible layers at beta = 0.
+        """
         pulls = [
             unit.statistic(visible[name]).flatten(1) @ self.visible_base[name].flatten()
             for name, unit in self.machine.layers.items()
