@@ -397,12 +397,12 @@ DAMAGE = [
     ("a pickle", pickled, "not a safetensors file"),
     ("a torch file", torch_saved, "not a safetensors file"),
     ("a header that lies", lying_header, "model.safetensors"),
-    ("missing tensor", tensors(lambda t: t.pop(BIAS)), r"lacks \['hidden.bias'\]"),
-    ("extra tensor", tensors(lambda t: t.update(more=torch.zeros(3))), r"has unknown \['more'\]"),
+    ("missing tensor", tensors(lambda t: t.pop(BIAS)), r"lacks tensors \['hidden.bias'\]"),
+    ("extra tensor", tensors(lambda t: t.update(more=torch.zeros(3))), r"contains unknown tensors \['more'\]"),
     (
         "renamed tensor",
         tensors(lambda t: t.update(offset=t.pop(BIAS))),
-        r"lacks \['hidden.bias'\] and has unknown \['offset'\]",
+        r"lacks tensors \['hidden.bias'\] and contains unknown tensors \['offset'\]",
     ),
     (
         "wrong shape",

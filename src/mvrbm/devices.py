@@ -47,7 +47,7 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
             torch.empty(1, device=resolved).item()
         except (RuntimeError, NotImplementedError, AssertionError) as error:
             # PyTorch was built without support for the device, or the device stores no values ("meta").
-            raise ValueError(f"device is '{device}', which this PyTorch installation cannot use") from error
+            raise ValueError(f"device '{device}' is not supported by this PyTorch installation") from error
         return resolved
     if not torch.cuda.is_available():
         raise ValueError(f"device is '{device}', but PyTorch found no GPU: use 'cpu' or 'auto'")
@@ -103,7 +103,7 @@ def one_thread() -> Iterator[None]:
 
 
 def n_processors(device: torch.device) -> int:
-    """Return the number of multiprocessors on a GPU. For a CPU, which only tests use, return that of a large GPU."""
+    """Return the number of multiprocessors on a GPU. For a CPU (only in tests), return the number on a large GPU."""
     if device.type != "cuda":
         return _LARGE_GPU
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -145,7 +145,7 @@ class World:
 
 
 def _launched() -> bool:
-    """Return whether ``torchrun`` started this process directly. Child processes such as joblib workers do not count."""
+    """Return whether ``torchrun`` started this process directly. Children, such as joblib workers, do not count."""
     me = str(os.getpid())
     child = multiprocessing.parent_process() is not None or os.environ.get(_JOINED, me) != me
     named = "RANK" in os.environ and "MASTER_ADDR" in os.environ
@@ -167,7 +167,7 @@ def _join() -> None:
     except (RuntimeError, ValueError) as error:
         # The port is in use, the address does not answer, or an environment variable is missing.
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise DistributedError(f"the processes cannot connect at {where}: {first_line(error)}") from error
+        raise DistributedError(f"the processes cannot connect to {where}: {first_line(error)}") from error
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         # After a restart, torchrun provides the same store, which still contains the addresses of terminated processes.
         # A prefix with the restart count avoids them, because all processes on one machine have the same count. On

@@ -330,7 +330,8 @@ class BoltzmannMachine(nn.Module):
         links = [self.links[name] for name in names]
         size = int(np.prod(self.hidden.shape))
 
-        def gram(columns: Tensor) -> Tensor:  # multiplies rows of shape (n, hidden size) by the sum of W W'
+        def gram(columns: Tensor) -> Tensor:
+            """Multiply rows, of shape (n, hidden size), by the sum of W W' over all Gaussian layers."""
             y = columns.reshape(-1, *self.hidden.shape)
             return functools.reduce(operator.add, [link.to_hidden(link.to_visible(y)) for link in links]).flatten(1)
 

@@ -412,7 +412,8 @@ def _read_checked(path: Path, expected: Mapping[str, Tensor]) -> Tensors:
         names = set(file.keys())
         missing, foreign = sorted(set(expected) - names), sorted(names - set(expected))
         if missing or foreign:
-            parts = ([f"lacks {missing}"] if missing else []) + ([f"has unknown {foreign}"] if foreign else [])
+            parts = [f"lacks tensors {missing}"] if missing else []
+            parts += [f"contains unknown tensors {foreign}"] if foreign else []
             raise StorageError(f"{path} {' and '.join(parts)}")
         tensors = {}
         for name, want in expected.items():

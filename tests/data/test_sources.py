@@ -248,7 +248,7 @@ ONE_LAYER_ERRORS = [
     ("shape in a dataset", Items(bits(shape=(4, 3)), lambda item: item), {}, "mode 1 has 4 entries instead of 3"),
     ("values of reals", 3 * bits(), {}, "require values from 0 to 1, got 0 to 3"),
     ("infinite", np.full((5, 3, 4), np.inf), {}, "NaN or infinite"),
-    ("name", {"image": bits()}, {}, r"lacks layers \['visible'\]: it contains \['image'\]"),
+    ("name", {"image": bits()}, {}, r"lacks layers \['visible'\]: it contains only \['image'\]"),
     (
         "mask of another shape",
         bits(),

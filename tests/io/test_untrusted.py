@@ -220,5 +220,5 @@ def test_a_port_in_use_raises_an_error_that_names_it(monkeypatch):
         settings = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for name, value in settings.items():
             monkeypatch.setenv(name, str(value))
-        with pytest.raises(DistributedError, match=f"cannot connect at 127.0.0.1:{port}: .*in use"):
+        with pytest.raises(DistributedError, match=f"cannot connect to 127.0.0.1:{port}: .*in use"):
             distributed._join()

@@ -401,7 +401,7 @@ def as_source(
     if isinstance(data, Source):
         return data
     if mask is not None and isinstance(data, DataLoader | Dataset):
-        raise ValueError("only arrays can have a mask: use NaN for missing entries in the dataset instead")
+        raise ValueError("mask is supported only for arrays: use NaN for missing entries in the dataset instead")
     if isinstance(data, IterableDataset):
         data = DataLoader(data, batch_size=batch_size)
     if isinstance(data, DataLoader):
@@ -411,7 +411,7 @@ def as_source(
     arrays = {name: _as_array(part) for name, part in layers_of(data, machine).items()}
     if any(isinstance(array, Rows) for array in arrays.values()):
         if mask is not None:
-            raise ValueError("only arrays can have a mask: use NaN for missing entries in the shards instead")
+            raise ValueError("mask is supported only for arrays: use NaN for missing entries in the shards instead")
         return ShardSource(machine, arrays, {}, nan_is_missing=nan_is_missing)
     masks = {}
     if isinstance(mask, Mapping):
@@ -449,7 +449,7 @@ def layers_of(item: Any, machine: BoltzmannMachine) -> dict[str, Any]:
     names = list(machine.layers)
     if isinstance(item, Mapping):
         if missing := set(names) - set(item):
-            raise ValueError(f"the data lacks layers {sorted(missing)}: it contains {sorted(item)}")
+            raise ValueError(f"the data lacks layers {sorted(missing)}: it contains only {sorted(item)}")
         return {name: item[name] for name in names}
     if isinstance(item, tuple | list) and len(names) == 1 and len(item) and hasattr(item[0], "shape"):
         item = item[0]  # The other elements are labels.

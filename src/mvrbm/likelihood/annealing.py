@@ -180,7 +180,7 @@ class _Annealing:
     def _estimate(self, log_ratios: Tensor, sign: int) -> AnnealedEstimate:
         n_chains = len(log_ratios)
         log_mean = torch.logsumexp(log_ratios, 0) - math.log(n_chains)
-        ratios = torch.exp(log_ratios - log_mean)  # mean 1
+        ratios = torch.exp(log_ratios - log_mean)  # normalized to mean 1
         error, effective = ratios.std() / math.sqrt(n_chains), ratios.sum() ** 2 / (ratios**2).sum()
         log_weights = self.log_z_base + sign * log_ratios
         log_z = self.log_z_base + sign * log_mean
@@ -231,7 +231,7 @@ class _Annealing:
         n_chains = len(next(iter(layers.values())))
         masks = self._masks(n_chains)
         log_ratios = torch.zeros(n_chains, dtype=torch.float64, device=betas.device)
-        ladder = torch.stack([betas[:-1], betas[1:]], 1)  # (n_steps, 2): before and after each step
+        ladder = torch.stack([betas[:-1], betas[1:]], 1)  # (n_steps, 2): betas before and after each step
         position = torch.zeros(1, dtype=torch.int64, device=betas.device)
 
         def weigh() -> tuple[Tensor, Tensor]:

@@ -146,7 +146,7 @@ class RandomSource:
     def _at(self, path: tuple[int, ...]) -> RandomSource:
         """Return a source of the same type and seed for another path, positioned at its first draw."""
         found = copy.copy(self)
-        found.__dict__.pop("key", None)  # cached, and different for another path
+        found.__dict__.pop("key", None)  # remove the cached key, which depends on the path
         found._path = path
         found._children = 0
         found._first_row = 0

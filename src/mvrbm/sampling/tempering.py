@@ -221,7 +221,9 @@ class ParallelTempering:
             valid = ladder.ndim == 1 and len(ladder) >= 2 and bool(ladder[0] >= 0 and ladder[-1] == 1)
             valid = valid and not bool((ladder.diff() <= 0).any())
         if not valid:
-            raise ValueError(f"betas must contain at least two increasing values, from 0 or more to 1, got {betas}")
+            raise ValueError(
+                f"betas must contain at least two increasing values between 0 and 1 and must end with 1, got {betas}"
+            )
         ladder = ladder.to(dtype=like.dtype, device=like.device)
         whole_number(n_chains, "n_chains")
         if check:

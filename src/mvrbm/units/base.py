@@ -49,7 +49,7 @@ class Unit(nn.Module, ABC):
     .. math:: p(x \mid f) = \exp\{-\varepsilon(x) + \langle T(x), f\rangle - A(f)\},
 
     where :math:`A(f)` is :meth:`log_normalizer`. A *site* is one random variable: either a single entry, or one row of
-    a categorical layer.
+    a categorical layer. A *mode* is an axis of the layer.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ class Unit(nn.Module, ABC):
             )
 
     def check_parameters(self, layer: str) -> None:
-        """Raise ValueError if any parameter is finite but too large for stable computation."""
+        """Raise ValueError if any parameter is not finite or too large for stable computation."""
         self._check_size(self.bias, layer, "bias")
 
     @staticmethod

@@ -12,7 +12,7 @@ class Bernoulli(Unit):
     r"""Binary entries with energy :math:`-\langle b, x\rangle`, so that :math:`p(x = 1 \mid f) = \sigma(b + f)`.
 
     Data may contain gray values in [0, 1], which are interpreted as the probability that an entry is 1. Likelihoods
-    still refer to binary data.
+    are still defined over binary data.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Bernoulli(Unit):
             )
 
     def example(self, n: int, rng: RandomSource) -> Tensor:
-        """Return uniformly distributed gray values."""
+        r"""Return n samples of uniformly distributed gray values, of shape (n, \*shape)."""
         return rng.uniform((n, *self.shape), self.bias)
 
     def decode(self, digits: Tensor) -> Tensor:

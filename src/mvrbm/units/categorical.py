@@ -94,7 +94,7 @@ class Categorical(Unit):
             raise ValueError(
                 f"layer '{layer}' expects one-hot rows of {self.shape[-1]} categories, but row {first[1:]} of sample "
                 f"{first[0]} has {what}: each row must contain exactly one 1"
-                + ("" if self.padded else ", or build the units with padded=True if such rows are padding")
+                + ("" if self.padded else " (to allow rows of zeros as padding, build the units with padded=True)")
             )
 
     @property

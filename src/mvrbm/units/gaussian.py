@@ -170,7 +170,7 @@ class Gaussian(Unit):
 
     @torch.no_grad()
     def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Set the bias to the mean of the data and the variances to its variances, with a lower bound."""
+        """Set the bias and the variances to the moments of the data, with a lower bound on the variances."""
         center = self._pool(mean)
         spread = self._pool(variance + (mean - center) ** 2)
         varying = spread[spread > 0]

@@ -77,7 +77,7 @@ class Poisson(Unit):
 
     @property
     def fluctuation(self) -> float:
-        """Largest rate at zero field, because no bound on the variance holds for all fields."""
+        """Largest rate at zero field, used because no useful bound on the variance holds for all fields."""
         return float(self.middle.max())
 
     def gains(self) -> dict[str, Tensor]:
@@ -104,7 +104,7 @@ class Poisson(Unit):
             )
 
     def unsupported_reason(self, other: Unit) -> str | None:
-        """Return an error message if `other` is unbounded, because the energy would be unbounded, else None."""
+        """Return the reason if `other` is unbounded, which would make the energy unbounded, or None otherwise."""
         if not other.has_energy or all(math.isfinite(bound) for bound in other.statistic_bounds):
             return None
         return (
