@@ -21,22 +21,23 @@ from mvrbm.validation import whole_number
 class TemperedPath:
     r"""Path of machines from independent units (:math:`\beta = 0`) to the given machine (:math:`\beta = 1`).
 
-    With offsets :math:`\mu_m = T_m(x_m)` and :math:`\lambda = T_h(y)` at a center (x, y), the energies are
+    The center of the path is a visible state :math:`x` and the hidden mean :math:`y` given :math:`x`. With offsets
+    :math:`\mu_m = T_m(x_m)` and :math:`\lambda = T_h(y)`, the energies are
 
     .. math::
 
         E_\beta = \sum_m \varepsilon_m + \varepsilon_h - \sum_m \beta \langle T_h, W_m T_m\rangle
                   - (1 - \beta) \big(\langle T_h, W_m \mu_m\rangle + \langle \lambda, W_m T_m\rangle\big).
 
-    At :math:`\beta = 0`, the layers are independent of each other, in the constant field due to the center.
+    At :math:`\beta = 0`, the layers are independent of each other, and their fields are constant.
 
     Parameters
     ----------
     machine : BoltzmannMachine
         Machine at :math:`\beta = 1`.
     center : mapping of str to Tensor, optional
-        Visible state x, with each layer of shape (1, *layer shape). If None, all possible values of an entry are
-        weighted equally (:attr:`mvrbm.Unit.middle`), which does not favor any mode of the distribution.
+        Visible state :math:`x`, with each layer of shape (1, *layer shape). If None, :attr:`mvrbm.Unit.middle` is used
+        for each layer, which does not favor any mode of the distribution.
     """
 
     def __init__(self, machine: BoltzmannMachine, center: Layers | None = None) -> None:

@@ -22,8 +22,8 @@ class Categorical(Unit):
     bias_shape : sequence of int, optional
         Shape of the bias, which must broadcast to `shape`. Default: `shape`.
     padded : bool
-        Whether to treat rows of zeros as padding, as at the end of a short document. If False, such rows raise an
-        error.
+        Whether to treat rows of zeros as padding, for example at the end of a short document. If False, such rows raise
+        ValueError.
 
     Examples
     --------

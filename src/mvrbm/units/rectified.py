@@ -11,9 +11,9 @@ from mvrbm.units.base import Alternatives, Unit
 
 
 class Rectified(Unit):
-    r"""Noisy rectified linear entries: :math:`x = \max(0, t + \sqrt{\sigma(t)}\,\varepsilon)`, :math:`t = b + f`.
+    r"""Noisy rectified linear entries, :math:`x = \max(0, t + \sqrt{\sigma(t)}\,\varepsilon)` with :math:`t = b + f`.
 
-    Here :math:`\varepsilon` is standard normal. The units were introduced by Nair and Hinton, "Rectified linear units
+    Here :math:`\varepsilon` is standard normal. These units were introduced by Nair and Hinton, "Rectified linear units
     improve restricted Boltzmann machines", ICML (2010). Each entry approximates the number of active units among
     infinitely many binary copies with the same weights and with biases :math:`b - \tfrac12, b - \tfrac32, \dots`
 
