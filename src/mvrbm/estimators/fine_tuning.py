@@ -301,9 +301,9 @@ class FineTunedClassifier(ArrayClassifier):
     # -- early stopping ---------------------------------------------------------------------------
 
     def _split(self, data: Labeled, rng: RandomSource) -> tuple[Labeled, Labeled | None]:
-        """Split the data into training samples and held-out samples, which are None without early stopping.
+        """Split the data into training samples and held-out samples, with the same fraction of each class.
 
-        The same fraction of each class is held out.
+        Without early stopping, the second result is None.
         """
         if not self.early_stopping:
             return data, None

@@ -146,6 +146,11 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
             Training data.
         y : None
             Not used, present here for API consistency by convention.
+
+        Returns
+        -------
+        Self
+            The fitted estimator.
         """
         self._check_parameters()
         data = self._read(X, reset=True)
