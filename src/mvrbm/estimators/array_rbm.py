@@ -69,7 +69,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
             Callbacks to pass to the trainer. See :mod:`mvrbm.training`.
         resume : path, optional
             Checkpoint folder. If the folder contains checkpoints, training resumes from the most recent one.
-        force : bool
+        force : bool, default=False
             Whether to resume from a checkpoint even if it was saved with different data or settings. If False, such a
             checkpoint raises an error.
 

@@ -66,18 +66,18 @@ class ClassificationMVRBM(ArrayClassifier):
     ----------
     hidden_shape : tuple of int, optional
         Shape of the hidden layer. Default: the shape of a sample.
-    rank : int
+    rank : int, default=1
         Rank of the Kronecker coupling between the data and the hidden layer.
     coupling : Coupling or str, optional
         Coupling to use for the data instead of ``Kronecker(rank)``, such as ``Dense()``. The label always uses
         ``Dense()``.
-    mode : {"discriminative", "generative", "hybrid"}
+    mode : {"discriminative", "generative", "hybrid"}, default="discriminative"
         Training objective. ``"discriminative"`` minimizes :math:`-\log p(k \mid X)` by backpropagation.
         ``"generative"`` minimizes :math:`-\log p(X, k)` by contrastive divergence. ``"hybrid"`` minimizes the
         discriminative loss plus `blend` times the generative loss.
-    blend : float
+    blend : float, default=0.01
         Weight of the generative loss in hybrid mode.
-    recipe : str or Recipe
+    recipe : str or Recipe, default="generative"
         Recipe for generative training.
     n_epochs, batch_size : int, optional
         See :class:`MVRBMClassifier`. For generative training, the default is the recipe's value.
@@ -154,7 +154,7 @@ class ClassificationMVRBM(ArrayClassifier):
         checkpoints : path, optional
             Checkpoint folder. The state is saved after each epoch. If the folder contains checkpoints, training resumes
             from them.
-        force : bool
+        force : bool, default=False
             Whether to resume from checkpoints even if they were saved with different data or settings. If False, such
             checkpoints raise an error.
 
@@ -321,12 +321,12 @@ class ClassificationMVRBM(ArrayClassifier):
         label : label or array of labels, optional
             One label from `classes_` for all samples, or one label per sample. Given labels stay fixed. If None, labels
             are sampled too.
-        steps : int
+        steps : int, default=1000
             Number of Gibbs steps per chain.
         init : {"chains", "noise"}, optional
             Initial states: the persistent chains from training (chains with the same label, if there are any), or
             random states. Default: the persistent chains if the model was trained with them, otherwise random states.
-        mean : bool
+        mean : bool, default=False
             Whether to return the means of the visible units given the last hidden sample, instead of samples. Labels
             that are not fixed are then the most probable labels.
 

@@ -34,51 +34,51 @@ class MVRBMClassifier(FineTunedClassifier):
         Rank of the Kronecker coupling. Default: 16, or less if a full weight matrix would have fewer parameters.
     coupling : Coupling or str, optional
         Coupling to use instead of ``Kronecker(rank)``, such as ``Dense()``.
-    hidden : str
+    hidden : str, default="rectified"
         Type of the hidden units, such as ``"rectified"`` or ``"bernoulli"``.
     visible, visible_shape, random_state, device
         See :class:`~mvrbm.MVRBM`.
-    pretraining : int
+    pretraining : int, default=0
         Number of epochs of contrastive divergence per layer before fine-tuning. If 0, fine-tuning starts from random
         weights.
-    recipe : str or Recipe
+    recipe : str or Recipe, default="default"
         Recipe for pretraining.
     n_epochs : int, optional
         Number of fine-tuning epochs. Default: 30, or more if 30 epochs would be fewer than 1,000 updates.
     batch_size : int, optional
         Number of samples per update. Default: 100, or less if there are fewer than 4,000 samples.
-    learning_rate : float
+    learning_rate : float, default=0.003
         Initial learning rate for AdamW.
-    schedule : {"cosine", "constant"}
+    schedule : {"cosine", "constant"}, default="cosine"
         Learning rate schedule: ``"cosine"`` anneals the learning rate to zero, and ``"constant"`` keeps it fixed.
-    dropout : float or sequence of float
+    dropout : float or sequence of float, default=0.2
         Fraction of the hidden units to drop in each update. Pass a sequence to use a different fraction in each layer.
-    input_dropout : float
+    input_dropout : float, default=0.0
         Fraction of the entries of each sample to drop in each update.
-    weight_decay : float
+    weight_decay : float, default=0.0
         Weight decay coefficient for AdamW. Biases do not decay.
-    averaging : float
+    averaging : float, default=0.0
         Decay rate for an exponential moving average of the parameters, such as 0.999. Predictions use the average. If
         0, averaging is disabled.
-    perturbation : float or "auto"
+    perturbation : float or "auto", default="auto"
         Perturbation distance for virtual adversarial training. The loss includes the change in the predictions (KL
         divergence) when a sample moves by this distance in the direction in which the predictions change most.
         Distances between Gaussian entries are measured in standard deviations. If 0, virtual adversarial training is
         disabled. ``"auto"`` uses 0.17 times the median distance from a sample to the nearest sample of another class
         (1.2 for digits of 28x28 pixels).
-    certainty : float
+    certainty : float, default=0.0
         Weight of the entropy of the predictions for perturbed unlabeled samples, which is added to the loss. A positive
         weight moves class boundaries away from the samples.
-    unlabeled_batch_size : int
+    unlabeled_batch_size : int, default=256
         Number of unlabeled samples per update. Used if `fit` receives unlabeled samples and `perturbation` is positive.
-    early_stopping : bool
+    early_stopping : bool, default=False
         Whether to hold out samples for validation, stop training when the validation error no longer improves, and keep
         the best parameters.
-    validation_fraction : float
+    validation_fraction : float, default=0.1
         Fraction of the samples to hold out for validation. Used only for early stopping.
-    patience : int
+    patience : int, default=10
         Number of epochs without improvement after which training stops. Used only for early stopping.
-    verbose : int
+    verbose : int, default=0
         If nonzero, show progress bars for pretraining and fine-tuning.
 
     Attributes
@@ -134,12 +134,12 @@ class DeepMVRBMClassifier(FineTunedClassifier):
 
     Parameters
     ----------
-    layers : sequence
+    layers : sequence, default=(None, None)
         Hidden layers, from the lowest to the highest. Each layer is a shape, None, or a
         :class:`~mvrbm.estimators.Layer`. See :class:`~mvrbm.DeepMVRBM`.
-    rank : int
+    rank : int, default=1
         Rank of the Kronecker couplings in layers that do not define a coupling.
-    feed : {"mean", "sample"}
+    feed : {"mean", "sample"}, default="mean"
         Training data for the machines above the first during pretraining. See :class:`~mvrbm.DeepMVRBM`.
     hidden, visible, visible_shape, recipe, n_epochs, batch_size, learning_rate, schedule, dropout, input_dropout
         See :class:`~mvrbm.MVRBMClassifier`.

@@ -58,14 +58,14 @@ class DeepMVRBM(SingleLayerRBM):
 
     Parameters
     ----------
-    layers : sequence
+    layers : sequence, default=(None, None)
         Hidden layers, from the lowest to the highest. Each layer is a shape, None for the shape of the layer below, or
         a :class:`~mvrbm.estimators.Layer` with its own coupling and units.
-    rank : int
+    rank : int, default=1
         Rank of the Kronecker couplings in layers that do not define a coupling.
-    hidden : str
+    hidden : str, default="bernoulli"
         Unit type for layers that do not define one, such as ``"bernoulli"`` or ``"rectified"``.
-    feed : {"mean", "sample"}
+    feed : {"mean", "sample"}, default="mean"
         Training data for the machines above the first: ``"mean"`` uses the hidden means of the machine below, and
         ``"sample"`` draws new samples of its hidden units in each epoch.
     n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps
@@ -221,8 +221,8 @@ class DeepMVRBM(SingleLayerRBM):
         ----------
         which : array of int, optional
             Indices of the hidden units, in row-major order. Default: all units in the layer.
-        layer : int
-            Index of the hidden layer. Default: the top layer.
+        layer : int, default=-1
+            Index of the hidden layer. The lowest layer is 0, and the top layer is -1.
         """
         *below, top = self.machines_[: self._count(layer)]
         filters = self._weights(top, which)[VISIBLE]

@@ -22,9 +22,9 @@ class GenerationMixin(BaseRBM):
 
         Parameters
         ----------
-        n : int
+        n : int, default=1
             Number of samples.
-        steps : int
+        steps : int, default=1000
             Number of Gibbs steps per chain.
         init : array or {"chains", "noise"}, optional
             Initial states: an array of `n` samples, the persistent chains from training (repeated as needed), or random
@@ -32,7 +32,7 @@ class GenerationMixin(BaseRBM):
         mask : boolean array, optional
             Mask that is True for the entries of `init` that are known and must not change. If None, all entries that
             are not NaN stay fixed if `init` contains NaN. Otherwise, no entries stay fixed.
-        mean : bool
+        mean : bool, default=False
             Whether to return the means of the visible units given the last hidden sample, instead of samples. Means
             give smoother images.
 
@@ -80,9 +80,9 @@ class GenerationMixin(BaseRBM):
             Data. NaN entries are unknown.
         mask : boolean array with the shape of X or of one sample, optional
             Mask that is True for known entries. If None, all entries that are not NaN are known.
-        steps : int
+        steps : int, default=100
             Number of Gibbs steps to average over.
-        burn_in : int
+        burn_in : int, default=50
             Number of Gibbs steps before averaging starts.
 
         Returns

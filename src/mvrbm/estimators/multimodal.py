@@ -45,12 +45,12 @@ class MMVRBM(ArrayRBM):
     ----------
     hidden_shape : tuple of int, optional
         Shape of the hidden layer. Default: the shape of the first modality.
-    rank : int
+    rank : int, default=1
         Rank of the Kronecker couplings.
     coupling : Coupling, str, or dict of str to Coupling or str, optional
         Coupling for all modalities, or a dict with one coupling per modality. The dict may omit labels. Default:
         ``Kronecker(rank)``, and ``Dense()`` for labels.
-    visible : str or dict of str to str
+    visible : str or dict of str to str, default="bernoulli"
         Unit type for all modalities, or a dict with one unit type per modality. The dict may omit labels.
     hidden, n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps, warm_start
         See :class:`~mvrbm.MVRBM`.

@@ -66,32 +66,32 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     hidden_shape : tuple of int, optional
         Shape of the hidden layer, with as many axes as a sample. Default: the shape of a sample, limited to 32 units
         per axis, or to 256 units if samples are rows.
-    rank : int
+    rank : int, default=8
         Rank of the Kronecker coupling for matrices and tensors. Rows and arrays with at most 256 entries use a
         ``Dense`` coupling instead.
-    visible : str
+    visible : str, default="auto"
         Unit type for the data. See :func:`mvrbm.units.unit_names` for all types. ``"auto"`` selects ``"bernoulli"`` for
         bytes and for values from 0 to 1, and ``"gaussian"`` otherwise.
     visible_shape : tuple of int, optional
         Shape of a sample if the input has shape (n, n_features). If None, each row is a vector.
-    contamination : "auto" or float
+    contamination : "auto" or float, default="auto"
         Fraction of outliers in the training data, in the range (0, 0.5]. It determines the threshold `offset_`.
         ``"auto"`` sets the threshold to ``median - 2.5 * (median - p10)``, where ``p10`` is the 10th percentile of the
         training scores.
     block_shape : tuple of int, optional
         Shape of the blocks to mask. Default: one seventh of each axis, or single entries if samples are rows.
-    n_masks : int
+    n_masks : int, default=10
         Number of masks. It must be even, because masks come in pairs: the second mask of a pair hides the blocks that
         the first mask shows.
     n_epochs : int, optional
         Number of epochs. Default: enough epochs for 3,000 updates.
     batch_size, learning_rate, recipe : optional
         See :class:`MVRBM`.
-    random_state : int, RandomState or None
+    random_state : int, RandomState or None, default=None
         Seed or generator for training. Pass an int for reproducible results. The masks do not depend on it.
-    device : str or torch.device
+    device : str or torch.device, default="auto"
         Device to run on, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if one is available.
-    verbose : int
+    verbose : int, default=0
         If nonzero, show a progress bar during training.
 
     Attributes

@@ -23,7 +23,7 @@ def _make_class() -> type:
 
         Parameters
         ----------
-        contamination : float
+        contamination : float, default=0.1
             Fraction of outliers in the training data, in the range (0, 0.5].
         detector : MVRBMOutlierDetector, optional
             The detector to use. Its parameter `contamination` is ignored. Default: ``MVRBMOutlierDetector()``.

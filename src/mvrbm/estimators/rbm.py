@@ -103,11 +103,11 @@ class MVRBM(TVRBM):
     ----------
     hidden_shape : tuple of int, optional
         Shape of the hidden layer, with as many axes as a sample. Default: the shape of a sample.
-    rank : int
+    rank : int, default=1
         Number of bilinear maps :math:`U_r X V_r^\top` in the sum.
     coupling : Coupling or str, optional
         Coupling to use instead of ``Kronecker(rank)``, such as ``Dense()``, ``CP(8)`` or ``"mpo:3"``.
-    visible, hidden : str
+    visible, hidden : str, default="bernoulli"
         Unit types of the visible and hidden layers: ``"bernoulli"`` (values from 0 to 1), ``"gaussian"`` (real
         values), ``"gaussian-learned"`` (real values with learned variances), ``"categorical"`` (one-hot along the last
         axis), or another name listed by :func:`mvrbm.units.unit_names`.
@@ -120,7 +120,7 @@ class MVRBM(TVRBM):
         Number of samples per update. Default: the recipe's value (100 in the default recipe).
     learning_rate : float, optional
         Initial learning rate. Default: the recipe's value. The default recipe computes it from the layer sizes.
-    recipe : str or Recipe
+    recipe : str or Recipe, default="default"
         Training settings: ``"default"`` (for feature extraction), ``"generative"`` (for sampling and for filling in
         missing entries), ``"paper"`` (Algorithm 1 in the paper), or a :class:`~mvrbm.training.Recipe`.
     negative : {"cd", "pcd", "tempered"}, optional
@@ -130,18 +130,18 @@ class MVRBM(TVRBM):
         Number of persistent chains, for ``"pcd"`` and ``"tempered"``. Default: 100, or the recipe's value.
     gibbs_steps : int, optional
         Number of Gibbs steps per update. Default: the recipe's value (1 in the default recipe).
-    warm_start : bool
+    warm_start : bool, default=False
         Whether `fit` continues training a fitted or loaded model for `n_epochs` more epochs instead of training a new
         model.
-    backend : str
+    backend : str, default="auto"
         Implementation of the updates. ``"auto"`` selects the fastest implementation for the model and the device.
         ``"reference"`` computes gradients with autograd. See :class:`mvrbm.training.Trainer` for the other
         implementations.
-    random_state : int, RandomState or None
+    random_state : int, RandomState or None, default=None
         Seed or generator for random numbers. Pass an int for reproducible results.
-    device : str or torch.device
+    device : str or torch.device, default="auto"
         Device to run on, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if one is available.
-    verbose : int
+    verbose : int, default=0
         If nonzero, show a progress bar.
 
     Attributes
@@ -194,7 +194,7 @@ class RBM(SingleLayerRBM):
 
     Parameters
     ----------
-    hidden_shape : int
+    hidden_shape : int, default=256
         Number of hidden units.
     coupling : Coupling or str, optional
         Coupling to use instead of a full weight matrix (``Dense()``).

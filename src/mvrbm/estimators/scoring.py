@@ -28,7 +28,7 @@ class ScoringMixin(BaseRBM):
         ----------
         X : array
             Data, as for :meth:`fit`.
-        exact : bool
+        exact : bool, default=False
             Whether to compute the conditional probability of every entry exactly.
         """
         check_is_fitted(self)
@@ -53,9 +53,9 @@ class ScoringMixin(BaseRBM):
         ----------
         X : array
             Data without missing entries.
-        n_chains : int
+        n_chains : int, default=100
             Number of annealing chains in each direction.
-        n_steps : int
+        n_steps : int, default=1000
             Number of annealing steps.
         burn_in : int, optional
             Number of Gibbs steps before reverse annealing. These steps start from the persistent chains from training,

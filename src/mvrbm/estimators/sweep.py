@@ -58,9 +58,9 @@ class Sweep:
         Function with the signature ``scoring(estimator, X, y)`` that returns the score of a fitted estimator on
         held-out samples. Higher scores are better. `y` is None if there are no labels. Default: the estimator's `score`
         method.
-    validation_fraction : float
+    validation_fraction : float, default=0.1
         Fraction of the samples to hold out for scoring.
-    random_state : int
+    random_state : int, default=0
         Random seed for selecting the held-out samples.
 
     Attributes
@@ -112,7 +112,7 @@ class Sweep:
         checkpoints : path, optional
             Checkpoint folder. Each candidate is saved after each epoch, and training resumes from existing checkpoints.
             With checkpoints, candidates are trained one after another.
-        force : bool
+        force : bool, default=False
             Whether to resume from checkpoints even if they were saved with different data or settings. If False, such
             checkpoints raise an error.
 

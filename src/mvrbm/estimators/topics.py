@@ -76,23 +76,23 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
 
     Parameters
     ----------
-    n_components : int
+    n_components : int, default=50
         Number of topics.
-    n_epochs : int
+    n_epochs : int, default=50
         Number of epochs.
-    batch_size : int
+    batch_size : int, default=100
         Number of documents per update.
-    learning_rate : float
+    learning_rate : float, default=0.01
         Initial learning rate for Adam. It decays linearly to zero over `n_epochs`.
-    gibbs_steps : int
+    gibbs_steps : int, default=1
         Number of Gibbs steps per update.
-    warm_start : bool
+    warm_start : bool, default=False
         Whether `fit` continues training a fitted or loaded model instead of training a new model.
-    random_state : int, RandomState or None
+    random_state : int, RandomState or None, default=None
         Seed or generator for random numbers. Pass an int for reproducible results.
-    device : str or torch.device
+    device : str or torch.device, default="auto"
         Device to run on, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if one is available.
-    verbose : int
+    verbose : int, default=0
         If nonzero, show a progress bar.
 
     Attributes
@@ -263,7 +263,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         feature_names : sequence of str, optional
             The words, such as ``vectorizer.get_feature_names_out()``. Default: the column names of the training data,
             or the word indices if there are no column names.
-        n : int
+        n : int, default=10
             Number of words per topic.
 
         Returns

@@ -65,7 +65,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
     Parameters
     ----------
-    correction : {"auto", "none", "rectified", "bernoulli"}
+    correction : {"auto", "none", "rectified", "bernoulli"}, default="auto"
         Type of the hidden units in the correction. ``"none"`` uses only the linear model. ``"auto"`` uses rectified
         units if the correction reduces the error on held-out entries, and no correction otherwise. With fewer than 200
         samples, it uses no correction.
@@ -74,28 +74,28 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         held-out entries.
     n_hidden : int, optional
         Number of hidden units in each of the two layers of the correction. Default: three per entry, up to 1,000.
-    sample_axes : int or "auto"
+    sample_axes : int or "auto", default="auto"
         Number of leading axes that index the samples. If 2, data of shape (n, a, b) is treated as `n * a` samples of
         `b` entries. ``"auto"`` uses 1 unless there are fewer samples than entries per sample. In that case, it selects
         the number that predicts held-out entries best.
-    categorical_features : {"from_dtype"}, array of int, str or bool, or None
+    categorical_features : {"from_dtype"}, array of int, str or bool, or None, default="from_dtype"
         Categorical columns in 2-D data, given as indices, names or a mask. ``"from_dtype"`` selects the non-numeric
         columns of a data frame. Missing entries in categorical columns are replaced with the most probable category.
     n_epochs : int, optional
         Number of epochs for training the correction. Default: enough epochs for 3,000 to 6,000 updates, depending on
         the number of samples.
-    batch_size : int
+    batch_size : int, default=200
         Number of samples per update when training the correction.
-    learning_rate : float
+    learning_rate : float, default=0.001
         Initial learning rate for training the correction.
-    keep_empty_features : bool
+    keep_empty_features : bool, default=False
         Whether to keep columns of 2-D data that have no known entries, and fill them with 0. If False, `transform`
         drops them. In data with more axes, such entries are always kept.
-    random_state : int, RandomState or None
+    random_state : int, RandomState or None, default=None
         Seed or generator for random numbers. Pass an int for reproducible results.
-    device : str or torch.device
+    device : str or torch.device, default="auto"
         Device to run on, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if one is available.
-    verbose : int
+    verbose : int, default=0
         If nonzero, print the error of each model to standard error.
 
     Attributes
