@@ -44,8 +44,8 @@ class BaseRBM(TrainingParameters, SavedEstimator):
     #: Whether `fit` accepts data with unknown entries.
     learns_from_incomplete: ClassVar[bool] = True
 
-    machines_: list[BoltzmannMachine]  # one machine, or several for stacks
-    trainers_: list[Trainer] | None  # None after loading
+    machines_: list[BoltzmannMachine]  # a single machine, except for stacks
+    trainers_: list[Trainer] | None  # None if the model was loaded from a folder
     history_: list[dict[str, float]]
     n_epochs_: int
     n_updates_: int
@@ -63,7 +63,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
     @abstractmethod
     def _new_units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:
-        """Create the units for the visible layers, in the model's dtype."""
+        """Create the units of the visible layers, keyed by layer name, with the model's dtype."""
 
     @abstractmethod
     def _masks_by_layer(self, mask: Any) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """Initial states for `sample`: persistent chains from training, random states and fixed labels.
 
-Persistent chains have followed the model throughout training, so they have mixed. Chains that start from noise can stay
-in improbable modes for a long time. A model keeps up to 100 persistent chains, which are saved with the model.
+Persistent chains have followed the model throughout training, so they are well mixed. Chains that start from noise can
+stay in improbable modes for a long time. A model keeps up to 100 persistent chains, which are saved with the model.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def kept_chains(trainer: Trainer) -> Chains:
     """Return up to 100 persistent chains of a trainer, or an empty dict if the trainer has no persistent chains."""
     chains = {name: trainer.state.chains[name] for name in trainer.machine.layers if name in trainer.state.chains}
     if trainer.recipe.negative.chain_axis:
-        # The first axis indexes the temperatures. The last index is the model itself, without tempering.
+        # The first axis indexes the temperatures. The last index corresponds to the untempered model.
         chains = {name: array[-1] for name, array in chains.items()}
     return {name: array[:MOST_CHAINS].detach().cpu() for name, array in chains.items()}
 

@@ -46,7 +46,7 @@ class MVRBMClassifier(FineTunedClassifier):
     n_epochs : int, optional
         Number of fine-tuning epochs. Default: 30, or more if 30 epochs would be fewer than 1,000 updates.
     batch_size : int, optional
-        Number of samples per update. Default: 100, or less if there are fewer than 4,000 samples.
+        Number of samples per update. Default: one fortieth of the number of samples, but at least 16 and at most 100.
     learning_rate : float, default=0.003
         Initial learning rate for AdamW.
     schedule : {"cosine", "constant"}, default="cosine"

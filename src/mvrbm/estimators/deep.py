@@ -40,7 +40,7 @@ class DeepMVRBM(SingleLayerRBM):
     r"""Matrix-variate deep belief network: a stack of machines, each trained on the hidden layer of the one below.
 
     With hidden layers :math:`Y_1, \dots, Y_L` above :math:`X = Y_0`, the top machine is the prior for
-    :math:`Y_{L-1}`, and each machine below it generates the layer below:
+    :math:`Y_{L-1}`, and each lower machine generates the layer below it:
 
     .. math:: p(X, Y_1, \dots, Y_{L-1}) = p_L(Y_{L-1}) \prod_{l < L} p_l(Y_{l-1} \mid Y_l)
 

@@ -30,8 +30,8 @@ class GenerationMixin(BaseRBM):
             Initial states: an array of `n` samples, the persistent chains from training (repeated as needed), or random
             states. Default: the persistent chains if the model was trained with them, otherwise random states.
         mask : boolean array, optional
-            Mask that is True for the entries of `init` that are known and must not change. If None, all entries that
-            are not NaN stay fixed if `init` contains NaN. Otherwise, no entries stay fixed.
+            Mask that is True for the entries of `init` that are known and must not change. If None and `init`
+            contains NaN, all other entries stay fixed. If None and `init` is complete, no entries stay fixed.
         mean : bool, default=False
             Whether to return the means of the visible units given the last hidden sample, instead of samples. Means
             give smoother images.

@@ -139,7 +139,7 @@ class ArrayInput:
             warnings.warn(message, stacklevel=5)
 
     def _outward(self, samples: Tensor, like: Any = None) -> Array:
-        """Convert samples to arrays or rows, like `like`, or like the training data if `like` is None."""
+        """Convert samples to arrays or flattened rows, to match `like` if given and the training data otherwise."""
         array: Array = samples.detach().cpu().numpy()
         as_arrays = self._takes_arrays if like is None else np.ndim(like) > 2
         return array if as_arrays else array.reshape(len(array), -1)
@@ -158,7 +158,7 @@ class ArrayInput:
 
 
 def _without_wrapper(X: Any) -> Any:
-    """Convert a tensor to an array, or wrap a PyTorch dataset so that it loads samples on demand."""
+    """Convert tensors to arrays, and wrap PyTorch datasets to load samples on demand. Return other data unchanged."""
     if isinstance(X, IterableDataset):
         raise ValueError("X must be a map-style dataset (with len() and indexing), got an IterableDataset")
     if isinstance(X, Tensor):

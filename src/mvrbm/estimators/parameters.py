@@ -116,15 +116,15 @@ def unit_named(kind: Any, shape: tuple[int, ...], parameter: str = "visible") ->
 
 
 def is_named(unit: Unit, kind: Any) -> bool:
-    """Return whether `unit` has the type `kind` and its settings."""
+    """Return whether `unit` has the same type and settings as units created from the name `kind`."""
     other = unit_named(kind, unit.shape)
     return (unit.name, unit.config()) == (other.name, other.config() | {"bias_shape": list(unit.bias_shape)})
 
 
 def unconnected(coupling: Any, what: str = "coupling") -> Coupling:
-    """Copy a coupling, or create one from a string such as ``"kronecker:8"``, without layer shapes.
+    """Return a new coupling without layer shapes, given another coupling or a string such as ``"kronecker:8"``.
 
-    `what` is the name of the parameter to use in error messages.
+    `what` describes the parameter in error messages.
     """
     if isinstance(coupling, str):
         return make_coupling(coupling)

@@ -35,8 +35,8 @@ _NOT_SAVED = ("device", "verbose")
 # Maps former parameter names to current names. Version 0.1 used `n_iter` and `preset`, and versions 0.1 and 0.2 used
 # `unlabelled_batch_size`.
 _FORMER_NAMES = {"n_iter": "n_epochs", "preset": "recipe", "unlabelled_batch_size": "unlabeled_batch_size"}
-# Maps former to current parameter names that were changed only in one class. Up to version 0.2, the imputer's parameter
-# `correction` was called `hidden`.
+# Maps former parameter names to current names, for names that changed in a single class. Up to version 0.2, the
+# imputer's parameter `correction` was called `hidden`.
 _FORMER_NAMES_OF: dict[str, dict[str, str]] = {"MVRBMImputer": {"hidden": "correction"}}
 # Maps former parameter values to current values, for each class and current parameter name.
 _FORMER_VALUES: dict[tuple[str, str], dict[str, str]] = {("MVRBMImputer", "correction"): {"gaussian": "none"}}
@@ -195,6 +195,6 @@ def stored_descent(
         name: repr(value) for name, value in estimator.get_params(deep=False).items() if name not in _NOT_SAVED
     }
     if not isinstance(estimator.random_state, int | np.integer):
-        params["random_state"] = None  # the user did not choose the seed, so any seed can resume the run
+        params["random_state"] = None  # the user did not choose the seed, so the run can be resumed with any seed
     identity = {**params, "plan": plan.identity(), "data": digest_of(*data)}
     return DescentCheckpoint(Path(folder), identity, force)

@@ -2,8 +2,8 @@
 
 The lower machine has the visible layers `value` (a sample with initial predictions for the unknown entries) and `known`
 (a mask of the known entries). The upper machine has the visible layers `below` (the hidden layer of the lower machine)
-and `filled`, which computes the corrected predictions. A prediction passes from `value` and `known` up through both
-machines and back down to `filled`. The machines are trained by backpropagating the squared error, as in the
+and `filled`, which computes the corrected predictions. Data passes from `value` and `known` up through both machines
+and back down to `filled`. The machines are trained by backpropagating the squared error, as in the
 multi-prediction training of Goodfellow et al., "Multi-prediction deep Boltzmann machines", NeurIPS (2013).
 """
 
@@ -230,7 +230,7 @@ class CorrectionTrainer:
         return loss
 
     def _score(self, correction: Correction) -> Callable[[], tuple[float, float]]:
-        """Return a function that computes the error on held-out entries, in the format that `descend` expects."""
+        """Return a function that computes the error on held-out entries, for use as the score in `descend`."""
 
         @torch.no_grad()
         def score() -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The imputer. The other modules in this package define its models."""
+"""The estimator :class:`MVRBMImputer`. The other modules in this package define its models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MOST_HIDDEN = 1000
 _BATCH_ENTRIES = 2**24
 # Names of the tensors in `Scaling`, which are saved with the machines.
 _TENSORS = ("low", "high", "center", "scale")
-# Names of tensors that have a different name in model files, which use the spelling of version 0.2.
+# Maps tensor names to names in model files, which keep the spelling of version 0.2.
 _SAVED_TENSORS = {"center": "centre"}
 
 

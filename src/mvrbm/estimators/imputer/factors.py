@@ -56,7 +56,7 @@ class Factors:
 
     @classmethod
     def of(cls, machine: BoltzmannMachine) -> Factors:
-        """Return the factor model equivalent to a machine with one visible layer, where both layers are Gaussian."""
+        """Return the factor model that is equivalent to a machine with one visible layer and only Gaussian units."""
         ((name, unit),) = machine.layers.items()
         with torch.no_grad():
             weights = machine.links[name].dense().reshape(machine.hidden.bias.numel(), -1).double()
@@ -93,7 +93,11 @@ class Factors:
 
     @cached_property
     def _products(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Loadings divided by noise (D, q), index pairs of factors (2, m), and products of their loadings (D, m)."""
+        """Precomputed terms of the posterior precision, which do not depend on the data.
+
+        The terms are the loadings divided by the noise variances, of shape (D, q), the indices of all pairs of factors,
+        of shape (2, m), and the products of their loadings divided by the noise variances, of shape (D, m).
+        """
         rank = self.loadings.shape[1]
         weighted = self.loadings / self.noise[:, None]
         above = torch.triu_indices(rank, rank, device=weighted.device)
@@ -178,7 +182,7 @@ def _solve_by_pattern(root: Tensor, projected: Tensor, which: Tensor, counts: Te
 
 @torch.no_grad()
 def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factors | None = None) -> Factors:
-    """Fit factors to data with unknown entries by EM.
+    """Fit a factor model to data with unknown entries by EM, and return the model.
 
     Parameters
     ----------

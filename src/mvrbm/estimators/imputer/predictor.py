@@ -16,9 +16,9 @@ from mvrbm.random import RandomSource
 
 @dataclass(frozen=True)
 class Predictor:
-    """Linear model with an optional correction, which predicts missing entries.
+    """Predictor for missing entries: a linear model with an optional correction.
 
-    All methods take samples and masks of their known entries, both of shape (n, D). Unknown entries must not be NaN.
+    Samples `x` and masks `known` of the known entries have shape (n, D). Unknown entries must not be NaN.
     """
 
     factors: Factors

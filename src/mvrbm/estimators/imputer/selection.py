@@ -22,7 +22,8 @@ _MOST_FACTORS = 128
 _MOST_FACTORS_COMPLETE = 256
 # Maximum number of EM steps for each number of factors. EM starts from the factors of the previous, smaller model.
 _STEPS = 15
-# A model with more factors or larger samples is selected only if it reduces the error below this multiple.
+# A model with more factors or larger samples is selected only if its error is below this multiple of the smallest error
+# so far.
 _BETTER = 0.995
 # Multiples of the learned noise variances to try. With few samples, the factors overfit.
 _NOISES = (1.0, 2.0, 4.0)
