@@ -45,7 +45,7 @@ _BLOCKS_PER_AXIS = 7
 _MAP_PARTS = 8
 # Number of random partitions of the blocks that `explain` averages over.
 _MAP_ROUNDS = 4
-# Maximum number of training samples used to compute the threshold.
+# Maximum number of training samples used to compute the threshold and the dispersion.
 _MOST_REFERENCES = 1000
 # Distance of the automatic threshold below the median training score, as a multiple of the distance between the median
 # and the 10th percentile. Scores have a long lower tail, so a threshold based on quartiles would flag normal samples.
@@ -85,8 +85,10 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         the first mask shows.
     n_epochs : int, optional
         Number of epochs. Default: enough epochs for 3,000 updates.
-    batch_size, learning_rate, recipe : optional
+    batch_size, learning_rate : optional
         See :class:`MVRBM`.
+    recipe : str or Recipe, default="generative"
+        Training settings. See :class:`MVRBM`.
     random_state : int, RandomState or None, default=None
         Seed or generator for training. Pass an int for reproducible results. The masks do not depend on it.
     device : str or torch.device, default="auto"
