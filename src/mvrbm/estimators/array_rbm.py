@@ -75,8 +75,8 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
 
         Returns
         -------
-        Self
-            The fitted estimator.
+        self : object
+            Fitted estimator.
 
         Notes
         -----

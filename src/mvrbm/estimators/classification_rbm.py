@@ -160,8 +160,8 @@ class ClassificationMVRBM(ArrayClassifier):
 
         Returns
         -------
-        Self
-            The fitted estimator.
+        self : object
+            Fitted estimator.
         """
         choice(self.mode, "mode", _MODES)
         number(self.blend, "blend")

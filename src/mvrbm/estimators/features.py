@@ -56,16 +56,26 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
         shape = machine.hidden.shape
         if values.shape[1:] not in (shape, (math.prod(shape),)):
             raise ValueError(
-                f"hidden values must have shape (n, {math.prod(shape)}) or {('n', *shape)}, got {values.shape}"
+                f"hidden values must have shape (n, {math.prod(shape)}) or (n, {', '.join(map(str, shape))}), "
+                f"got {values.shape}"
             )
         return torch.from_numpy(values).reshape(-1, *shape).to(machine.like)
 
     @torch.no_grad()
     def reconstruct(self, X: Any, *, steps: int = 1) -> Any:
-        """Return reconstructions of the data, as arrays or rows like `X`.
+        """Reconstruct the data from the means of the hidden units.
 
-        Each of the `steps` steps computes the means of the hidden units given the visible units, and then the means of
-        the visible units given these hidden means. With several modalities, the result is a dict of arrays.
+        Parameters
+        ----------
+        X : array
+            Data, as for :meth:`fit`.
+        steps : int, default=1
+            Number of times to compute the hidden means and then the visible means.
+
+        Returns
+        -------
+        array, or dict of str to array for several modalities
+            Reconstructed data.
         """
         check_is_fitted(self)
         reconstructed = (mean_field(self.machine_, batch, steps, check=False) for batch in self._batches(X))
@@ -94,7 +104,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
         indices = torch.as_tensor(np.asarray(which)).reshape(-1)
         if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= size):
             raise ValueError(
-                f"which must be in the range 0 to {size - 1}, got {int(indices.min())} to {int(indices.max())}"
+                f"which must contain indices from 0 to {size - 1}, got {int(indices.min())} to {int(indices.max())}"
             )
         chosen = torch.nn.functional.one_hot(indices, size).reshape(-1, *machine.hidden.shape).to(machine.like)
         return {name: link.to_visible(chosen) for name, link in machine.links.items()}

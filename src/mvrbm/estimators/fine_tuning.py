@@ -140,8 +140,8 @@ class FineTunedClassifier(ArrayClassifier):
 
         Returns
         -------
-        Self
-            The fitted estimator.
+        self : object
+            Fitted estimator.
         """
         data = self._read_labeled(X, y, sample_weight, resolve_device(self.device))
         plan = self._plan(len(data.codes), self.learning_rate, self.patience if self.early_stopping else None)

@@ -57,7 +57,7 @@ def describe_classes(classes: Array) -> dict[str, Any]:
     kinds = {type(value) for value in values}
     if not kinds <= {bool, int, float, str}:
         names = sorted(kind.__name__ for kind in kinds)
-        raise StorageError(f"only labels that are numbers or strings can be saved, got {names}")
+        raise StorageError(f"only labels that are numbers or strings can be saved, got types {names}")
     return {"dtype": classes.dtype.str, "values": values}
 
 

@@ -151,8 +151,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
 
         Returns
         -------
-        Self
-            The fitted estimator.
+        self : object
+            Fitted estimator.
         """
         self._check_parameters()
         data = self._read(X, reset=True)
@@ -281,7 +281,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     def _means(self, data: Any, *, check: bool = True) -> Array:
         """Return the mean squared error and the mean predicted variance of each sample, as an array of shape (2, n).
 
-        The means are over the observed entries.
+        The means are taken over the observed entries.
         """
         means = []
         for errors, variances, observed in self._errors(data, parts=2, rounds=self.n_masks // 2, check=check):

@@ -118,8 +118,8 @@ class Sweep:
 
         Returns
         -------
-        Sweep
-            The sweep itself.
+        self : object
+            Fitted sweep.
         """
         X = np.asarray(X)
         kept, held = self._split(len(X))

@@ -165,8 +165,8 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
 
         Returns
         -------
-        Self
-            The fitted estimator.
+        self : object
+            Fitted estimator.
 
         Notes
         -----

@@ -150,8 +150,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
         Returns
         -------
-        Self
-            The fitted estimator.
+        self : object
+            Fitted estimator.
         """
         self._check_parameters()
         rng = RandomSource(seed_of(self.random_state))
@@ -326,7 +326,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             self._shape_in = shape
             self._encoding.learn_kept(checked, keep_all=self.keep_empty_features or len(shape) > 1)
             if bool(np.isnan(checked).all()):
-                raise ValueError("all entries are missing: fit requires known entries")
+                raise ValueError("all entries are missing: fit requires at least one known entry")
         elif shape != self._shape_in:
             raise ValueError(f"samples must have shape {self._shape_in}, got {shape}")
         return torch.tensor(self._encoding.encode(checked))
@@ -408,10 +408,10 @@ def _check_machines(machines: Sequence[BoltzmannMachine], shape: tuple[int, ...]
     if [unit.gaussian for unit in (linear.hidden, *linear.layers.values())] != [True, True]:
         raise StorageError(f"an imputer requires a machine with two Gaussian layers, got {linear}")
     if linear.layers.keys() != {"visible"} or linear.layers["visible"].shape != shape:
-        raise StorageError(f"an imputer for samples of shape {shape} cannot have the layers {linear.layers}")
+        raise StorageError(f"the layers {linear.layers} do not match an imputer for samples of shape {shape}")
     if not others:
         return
     size = (math.prod(shape),)
     expected = [{"value": size, "known": size}, {"below": others[0].hidden.shape, "filled": size}]
     if [{name: unit.shape for name, unit in machine.layers.items()} for machine in others] != expected:
-        raise StorageError(f"a correction for samples of shape {shape} cannot have the machines {others}")
+        raise StorageError(f"the machines {others} do not match a correction for samples of shape {shape}")

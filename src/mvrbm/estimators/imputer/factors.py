@@ -225,7 +225,7 @@ def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factor
 
 
 def _rows_with_same_moments(z: Tensor) -> Tensor:
-    """Return 2 * D rows with the same first and second moments as centered, complete data.
+    """Return 2 * D rows with the same first and second moments as the centered, complete data `z`.
 
     The moments are sufficient statistics, so EM gives the same result for these rows.
     """

@@ -59,7 +59,7 @@ class Samples:
 
 
 def hold_out(x: Tensor, known: Tensor, shape: tuple[int, ...], rng: RandomSource) -> Samples:
-    """Hold out some of the known entries in one fifth of the samples, and return the samples with both masks.
+    """Hold out some of the known entries in one fifth of the samples, and return a :class:`Samples` object.
 
     At least 50 samples (or half of the samples, if there are fewer than 100) and at most 400 samples have held-out
     entries. `x` and `known` have shape (n, D), and `shape` is the shape of a sample.
@@ -79,7 +79,7 @@ def missing_patterns(known: Tensor) -> Tensor | None:
 
 
 def masks_like_missing(known: Tensor | None, others: Tensor, shape: tuple[int, ...], rng: RandomSource) -> Tensor:
-    """Return masks of the entries to show, of shape (n, D), either from other samples or at random.
+    """Return masks of the entries to show, of shape (n, D), taken from other samples or drawn at random.
 
     Parameters
     ----------

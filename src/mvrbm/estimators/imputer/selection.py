@@ -111,7 +111,10 @@ def _factor_counts_to_try(n_factors: int | None, n: int, size: int, *, complete:
 
 
 def fit_to_shown(x: Tensor, shown: Tensor, n_factors: int, start: Factors | None) -> Factors:
-    """Fit factors to the shown entries. To save time, samples may be left out if some samples are incomplete."""
+    """Fit factors to the shown entries and return them.
+
+    If there are enough complete samples, incomplete samples are ignored. Otherwise, at most 10,000 samples are used.
+    """
     complete = shown.all(1)
     n_complete = int(complete.sum())
     if len(x) > n_complete >= min(_MOST_FITTED, _MOSTLY_COMPLETE * len(x)):

@@ -87,7 +87,10 @@ class TableEncoding:
         return places
 
     def encode(self, rows: Array) -> Array:
-        """Replace categorical columns with one-hot columns. Missing entries are NaN in all of their columns."""
+        """Drop columns that are not kept, and replace categorical columns with one-hot columns.
+
+        A missing category becomes NaN in all of its one-hot columns.
+        """
         if not self.categories:
             return rows if bool(self.kept.all()) else rows[:, self.kept]
         parts: list[Array] = []
