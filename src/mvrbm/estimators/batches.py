@@ -1,7 +1,7 @@
 """Split arrays into batches of tensors, apply masks, and fill in missing entries.
 
-:mod:`mvrbm.estimators.inputs` has already validated the shapes and dtypes of the arrays. This module checks
-that the units accept their values. For samples on disk, the trainer checks the values batch by batch.
+:mod:`mvrbm.estimators.inputs` has already validated the shapes and dtypes of the arrays. This module checks that the
+units accept their values. For samples on disk, the trainer checks the values batch by batch.
 """
 
 import math

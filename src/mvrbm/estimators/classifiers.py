@@ -1,7 +1,7 @@
 """Classifiers trained by backpropagation: MVRBMClassifier (one layer) and DeepMVRBMClassifier (a stack).
 
-Training is implemented in :mod:`mvrbm.estimators.fine_tuning`. For the classifier that models the label as a
-visible layer, see :mod:`mvrbm.estimators.classification_rbm`.
+Training is implemented in :mod:`mvrbm.estimators.fine_tuning`. For the classifier that models the label as a visible
+layer, see :mod:`mvrbm.estimators.classification_rbm`.
 """
 
 import math
