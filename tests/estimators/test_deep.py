@@ -260,7 +260,7 @@ def test_what_stacks_do_not_do_is_refused(stack, digits):
         stack.transform(X, layer=3)
     with pytest.raises(ValueError, match="hidden values"):
         stack.inverse_transform(np.zeros((2, 5)))
-    with pytest.raises(ValueError, match=r"which must be in the range 0 to 6"):
+    with pytest.raises(ValueError, match=r"which must contain indices from 0 to 6"):
         stack.components([7])
 
 

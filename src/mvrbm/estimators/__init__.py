@@ -3,11 +3,11 @@
 - `rbm`, `multimodal`, `deep`, `topics`: generative models.
 - `classifiers`, `classification_rbm`: classifiers.
 - `imputer`, `outliers`, `pyod`: imputation and outlier detection.
-- `sweep`: training of one estimator with many settings.
-- `base`, `array_rbm`, `features`, `generation`, `scoring`: methods shared by the generative models.
-- `classifier_base`, `fine_tuning`, `network`: methods shared by the classifiers.
-- `inputs`, `batches`, `labels`: validation of the data, once per call.
-- `parameters`, `persistence`, `chains`: parameters, model files and persistent chains.
+- `sweep`: parameter sweeps.
+- `base`, `array_rbm`, `features`, `generation`, `scoring`: base classes and mixins for the generative models.
+- `classifier_base`, `fine_tuning`, `network`: base classes and the network for the classifiers.
+- `inputs`, `batches`, `labels`: input validation, batches and class labels.
+- `parameters`, `persistence`, `chains`: shared parameters, saving and loading, and persistent chains.
 
 Machines are defined in :mod:`mvrbm.machine`. The training loop is in :mod:`mvrbm.training`.
 """

@@ -1,4 +1,4 @@
-"""Train estimators by contrastive divergence: `fit`, `partial_fit`.
+"""Base class for models of arrays, which defines `fit` and `partial_fit`.
 
 An estimator validates the data, builds its machines and passes both to a :class:`~mvrbm.training.Trainer`.
 """
@@ -61,7 +61,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         X : array of shape (n, \*visible_shape) or (n, n_features), Shards or Dataset
             Training data. For Bernoulli units, byte data is scaled to [0, 1] batch by batch.
         y : None
-            Ignored. Present for API consistency by convention.
+            Not used, present here for API consistency by convention.
         mask : boolean array with the shape of X or of one sample, optional
             Mask that is True for known entries. During training, unknown entries and NaN entries are sampled from the
             model.
@@ -69,9 +69,14 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
             Callbacks to pass to the trainer. See :mod:`mvrbm.training`.
         resume : path, optional
             Checkpoint folder. If the folder contains checkpoints, training resumes from the most recent one.
-        force : bool
+        force : bool, default=False
             Whether to resume from a checkpoint even if it was saved with different data or settings. If False, such a
             checkpoint raises an error.
+
+        Returns
+        -------
+        self : object
+            Fitted estimator.
 
         Notes
         -----
@@ -86,7 +91,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         return self
 
     def partial_fit(self, X: Any, y: Any = None, *, mask: Any = None) -> Self:
-        """Train for one more epoch on the given data. See :meth:`fit` for the parameters."""
+        """Train for one more epoch on the given data and return the estimator. See :meth:`fit` for the parameters."""
         run = self._prepare_run(X, mask, self._recipe(), continues=hasattr(self, "machine_"))
         self._train_all(run, 1, open_ended=True)
         return self
@@ -94,8 +99,15 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
     def prepare(self, X: Any, mask: Any = None) -> tuple[Trainer, dict[str, Any], Any]:
         """Validate the data and create a new machine and its trainer, without training the machine.
 
-        Returns the trainer, the data by layer and the masks by layer. Pass the data and the masks to
-        :meth:`Trainer.fit <mvrbm.training.Trainer.fit>`.
+        Returns
+        -------
+        trainer : Trainer
+            Trainer for the new machine. Pass the data and the masks to
+            :meth:`Trainer.fit <mvrbm.training.Trainer.fit>`.
+        layers : dict of str to array
+            Validated data, keyed by layer name.
+        masks : dict of str to Tensor, or None
+            Masks of known entries, keyed by layer name, or None if all entries are known.
         """
         run = self._prepare_run(X, mask, self._recipe(), continues=False)
         return run.trainers[0], run.layers, run.known
@@ -103,11 +115,11 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
     # -- machines ---------------------------------------------------------------------------------
 
     def _new_coupling(self, layer: str, units: Mapping[str, Unit]) -> Coupling:
-        """Create the coupling for one of the layers, without shapes."""
+        """Create the coupling for a visible layer. The machine sets the shapes of the coupling later."""
         return Kronecker(self.rank) if self.coupling is None else unconnected(self.coupling)
 
     def _new_machines(self, units: dict[str, Unit], batch_size: int) -> list[BoltzmannMachine]:
-        """Create machines with the given visible units. `batch_size` is the batch size used in training."""
+        """Create machines with the given visible units. `batch_size` is used to check that there is enough memory."""
         first = next(iter(units.values()))
         shape = first.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
         links = {name: self._new_coupling(name, units) for name in units}
@@ -121,7 +133,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
     def _prepare_run(self, X: Any, mask: Any, recipe: Recipe, *, continues: bool) -> PreparedRun:
         """Validate the data and the parameters, and create the machines and their trainers.
 
-        If the data or a parameter is invalid, the fitted model stays unchanged.
+        If the data or a parameter is invalid, the fitted machines remain unchanged.
         """
         layers = self._read_layers(X, reset=not continues)
         known = known_entries(None if mask is None else self._masks_by_layer(mask), layers, every_layer=True)
@@ -148,7 +160,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         return PreparedRun(trainers, layers, known, continues)
 
     def _trainers_to_continue(self, recipe: Recipe) -> list[Trainer] | None:
-        """Return the model's trainers, or None if any setting other than the number of epochs has changed."""
+        """Return the existing trainers, or None if any setting other than the number of epochs has changed."""
         for trainer in self.trainers_ or []:
             same_recipe = replace(trainer.requested_recipe, n_epochs=recipe.n_epochs) == recipe
             if trainer.backend != self.backend or not same_recipe:
@@ -195,7 +207,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         epochs_before = trainer.epoch
         updates_before = trainer.update
         trainer.callbacks = [*callbacks, *([ProgressBar()] if self.verbose else [])]
-        # Samples on disk have no mask, because it would take as much memory as the samples.
+        # Do not create a mask for samples on disk, because it could take as much memory as the samples.
         on_disk = any(isinstance(part, Rows) for part in data.values())
         try:
             trainer.fit(data, n_epochs, mask=known, nan_is_missing=on_disk, initialize=initialize)

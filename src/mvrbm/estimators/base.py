@@ -3,7 +3,7 @@
 The base class manages the fitted machines, data batches and model files. Mixins in separate modules define the public
 methods: :mod:`~mvrbm.estimators.features` (`transform` and related methods), :mod:`~mvrbm.estimators.generation`
 (`sample`, `inpaint`) and :mod:`~mvrbm.estimators.scoring` (`score_samples` and related methods).
-:mod:`mvrbm.estimators.array_rbm` adds `fit`.
+:mod:`mvrbm.estimators.array_rbm` adds `fit` and `partial_fit`.
 """
 
 from abc import abstractmethod
@@ -44,8 +44,8 @@ class BaseRBM(TrainingParameters, SavedEstimator):
     #: Whether `fit` accepts data with unknown entries.
     learns_from_incomplete: ClassVar[bool] = True
 
-    machines_: list[BoltzmannMachine]  # one machine, or several for stacks
-    trainers_: list[Trainer] | None  # None after loading
+    machines_: list[BoltzmannMachine]  # a single machine, except for stacks
+    trainers_: list[Trainer] | None  # None if the model was loaded from a folder
     history_: list[dict[str, float]]
     n_epochs_: int
     n_updates_: int
@@ -63,30 +63,30 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
     @abstractmethod
     def _new_units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:
-        """Create the units for the visible layers, in the model's dtype."""
+        """Create the units of the visible layers, keyed by layer name, with the model's dtype."""
 
     @abstractmethod
     def _masks_by_layer(self, mask: Any) -> Mapping[str, Any]:
-        """Return the user's masks as a mapping from layer names to masks, without validation."""
+        """Convert the user's masks to a mapping from layer names to masks. The masks are not validated."""
 
     @abstractmethod
     def _to_user(self, layers: Mapping[str, Tensor], like: Any = None) -> Any:
-        """Convert layers to the format of the user's input, or to the format of `like` if given."""
+        """Convert layers to arrays in the format of the training data, or in the format of `like` if given."""
 
     def _fill_in(self, batch: Layers, known: Layers, rng: RandomSource, steps: int, burn_in: int) -> dict[str, Tensor]:
-        """Replace the unknown entries in a batch by their means given the known entries."""
+        """Return a copy of a batch in which unknown entries are replaced with their means given the known entries."""
         return conditional_mean(self.machine_, batch, known, rng, steps=steps, burn_in=burn_in, check=False)
 
     # -- fitted machines --------------------------------------------------------------------------
 
     @property
     def machine_(self) -> BoltzmannMachine:
-        """The fitted machine. For stacks, the lowest machine."""
+        """The fitted machine. For stacks, this is the lowest machine."""
         return self.machines_[0]
 
     @property
     def trainer_(self) -> Trainer | None:
-        """The model's trainer, or None if the model was loaded."""
+        """The trainer of :attr:`machine_`, or None if the model was loaded from a folder."""
         return None if self.trainers_ is None else self.trainers_[0]
 
     @property
@@ -109,7 +109,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
         return self.machines_
 
     def _set_machines(self, machines: Sequence[BoltzmannMachine]) -> None:
-        """Use new, untrained machines as the model and reset all training state."""
+        """Replace the machines of the model and reset its training state."""
         self.machines_ = [machine.to(resolve_device(self.device)) for machine in machines]
         self.trainers_ = None
         self.history_ = []
@@ -123,7 +123,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
     def _warn_of_recipe(self) -> None:
         """Warn, once per model, if the model was trained with a recipe that leads to poor samples."""
-        if self.n_updates_:  # without updates, the parameters were not learned with this recipe
+        if self.n_updates_:  # a model without updates was not trained with this recipe
             self._warn_once(unsuited_reason(self.recipe, self._recipe()))
 
     # -- data, batch by batch ---------------------------------------------------------------------
@@ -139,7 +139,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
         steps: int = _FILL_STEPS,
         burn_in: int = _FILL_BURN_IN,
     ) -> Iterator[dict[str, Tensor]]:
-        """Yield batches in which unknown entries, including NaN, are replaced by their conditional means."""
+        """Yield batches in which unknown entries, including NaN, are replaced with their conditional means."""
         if known is None and not self.learns_from_incomplete:
             return batches(layers, self.machine_.layers)
         rng = self._rng()
@@ -152,7 +152,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
     @torch.no_grad()
     def _map_batches(self, X: Any, compute: Callable[[dict[str, Tensor]], Tensor]) -> Array:
-        """Validate the data, apply a function to each batch, and concatenate the results."""
+        """Validate the data, apply a function to each batch, and return the concatenated results."""
         layers = self._read_layers(X, reset=False)
         results = np.empty(0)
         first = 0
@@ -187,7 +187,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
 
 def check_same(machines: Sequence[BoltzmannMachine], others: Sequence[BoltzmannMachine], message: str) -> None:
-    """Raise ValueError with the given message if the machines differ in anything but parameter values and dtype."""
+    """Raise ValueError with the given message if the machines differ in more than parameter values and dtype."""
     configs = [{**machine_config(machine), "dtype": None} for machine in machines]
     other_configs = [{**machine_config(machine), "dtype": None} for machine in others]
     if configs != other_configs:
@@ -200,5 +200,5 @@ def to_array(tensor: Tensor) -> Array:
 
 
 def as_rows(array: Array) -> Array:
-    """Flatten all axes except the first."""
+    """Flatten all axes except the first, and return an array of shape (n, n_features)."""
     return array.reshape(len(array), -1)

@@ -1,8 +1,7 @@
-"""Split validated arrays into batches of tensors, with masks of known entries and with missing entries filled in.
+"""Split arrays into batches of tensors, apply masks, and fill in missing entries.
 
-:mod:`mvrbm.estimators.inputs` has already validated the shapes and dtypes of the arrays. This module validates their
-values, once, because the units know which values they accept. For samples on disk, the trainer validates the values
-batch by batch.
+:mod:`mvrbm.estimators.inputs` has already validated the shapes and dtypes of the arrays. This module checks that the
+units accept their values. For samples on disk, the trainer checks the values batch by batch.
 """
 
 import math
@@ -32,12 +31,12 @@ def model_dtype(layers: Mapping[str, Any]) -> torch.dtype:
 
 
 def n_samples(layers: Mapping[str, Any]) -> int:
-    """Return the number of samples in the data."""
+    """Return the number of samples in the data, which is the same for all layers."""
     return len(next(iter(layers.values())))
 
 
 def joined(batches: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Concatenate batches along the first axis."""
+    """Concatenate batches along the first axis and return one tensor per layer."""
     pieces = list(batches)
     return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
@@ -59,7 +58,7 @@ def batches(
     units : mapping of str to Unit
         Units for each layer, which convert the data and validate its values.
     known : mapping of str to Tensor, optional
-        Masks of known entries. All other entries are replaced by values that the units accept.
+        Masks of known entries. All other entries are replaced with placeholder values that the units accept.
     copy : bool
         Whether to copy the data. If False, the tensors may share memory with the arrays.
     check : bool
@@ -84,7 +83,7 @@ def batches(
 
 
 def check_values(layers: Mapping[str, Any], units: Mapping[str, Unit], known: Known | None = None) -> None:
-    """Raise ValueError if the units do not accept the value of a known entry. Samples on disk are not read."""
+    """Raise ValueError if a unit does not accept the value of a known entry. Samples on disk are not checked."""
     for name, unit in units.items():
         if isinstance(layers[name], Rows) or (layers[name].dtype == np.uint8 and _accepts_every_byte(unit)):
             continue
@@ -109,9 +108,9 @@ def filled_batches(
     known: Known | None,
     fill: Callable[[dict[str, Tensor], dict[str, Tensor]], Mapping[str, Tensor]],
 ) -> Iterator[dict[str, Tensor]]:
-    """Split data into :func:`batches` and use `fill` to replace all unknown entries, including NaN.
+    """Yield :func:`batches` of complete data, in which `fill` has replaced all unknown entries, including NaN.
 
-    `fill` takes samples with unknown entries and their masks, both keyed by layer name. It returns complete samples.
+    `fill` is a function of incomplete samples and their masks, both keyed by layer name, that returns complete samples.
     """
     for first in range(0, n_samples(layers), ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)
@@ -128,7 +127,7 @@ def filled_batches(
 def _fill_incomplete(
     batch: dict[str, Tensor], known: Known, fill: Callable[[dict[str, Tensor], dict[str, Tensor]], Mapping[str, Tensor]]
 ) -> None:
-    """Fill in the unknown entries in a batch in place."""
+    """Fill in the unknown entries of a batch in place."""
     known = {name: mask.to(batch[name].device) for name, mask in known.items()}
     incomplete = torch.stack([~mask.flatten(1).all(1) for mask in known.values()]).any(0)
     if not bool(incomplete.any()):
@@ -151,7 +150,7 @@ def masks(mask: Mapping[str, Any], layers: Mapping[str, Any], *, every_layer: bo
         Data that the masks apply to.
     every_layer : bool, optional
         Whether every layer must have a known entry. If False, at least one layer must have a known entry. If None,
-        neither is required.
+        all entries may be unknown.
     """
     if not set(mask) <= set(layers):
         raise ValueError(f"mask has modalities {sorted(mask)}, but the data has {sorted(layers)}")
@@ -180,13 +179,16 @@ def _mask_of_layer(mask: Any, layer: Any) -> Tensor:
 def known_entries(
     mask: Mapping[str, Any] | None, layers: Mapping[str, Any], *, every_layer: bool | None = False
 ) -> dict[str, Tensor] | None:
-    """Return :func:`masks`, or None if no mask is given and no array contains NaN. Samples on disk are not read."""
+    """Return the result of :func:`masks`, or None if no mask is given and no array contains NaN.
+
+    Samples on disk are not checked for NaN.
+    """
     if mask is None and not any(map(has_nan, layers.values())):
         return None
     return masks(mask or {}, layers, every_layer=every_layer)
 
 
 def has_nan(array: Any) -> bool:
-    """Return whether an in-memory array contains NaN."""
+    """Return whether an array contains NaN. For samples on disk, return False without reading them."""
     # The minimum is NaN if any entry is NaN, and computing it allocates no temporary array.
     return isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.size > 0 and bool(np.isnan(array.min()))

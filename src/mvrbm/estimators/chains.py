@@ -1,7 +1,7 @@
 """Initial states for `sample`: persistent chains from training, random states and fixed labels.
 
-Persistent chains have followed the model throughout training, so they have mixed. Chains that start from noise can stay
-in improbable modes for a long time. A model keeps up to 100 persistent chains, which are saved with the model.
+Persistent chains have followed the model throughout training, so they are well mixed. Chains that start from noise can
+stay in improbable modes for a long time. A model keeps up to 100 persistent chains, which are saved with the model.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from mvrbm.saving import CHAINS, read_tensors, write_tensors
 from mvrbm.training.trainer import Trainer
 from mvrbm.validation import choice
 
-#: States by layer, each of shape (n, *layer shape).
+#: States of the chains, keyed by layer name. Each tensor has shape (n, *layer shape).
 Chains = dict[str, Tensor]
 
 #: Maximum number of chains that a model keeps. 100 binary chains of 28x28 pixels take 10 kB.
@@ -34,16 +34,16 @@ _MATCHING_STEPS = 200
 
 
 def kept_chains(trainer: Trainer) -> Chains:
-    """Return up to 100 of the trainer's persistent chains by layer, or an empty dict if the trainer has none."""
+    """Return up to 100 persistent chains of a trainer, or an empty dict if the trainer has no persistent chains."""
     chains = {name: trainer.state.chains[name] for name in trainer.machine.layers if name in trainer.state.chains}
     if trainer.recipe.negative.chain_axis:
-        # The first axis indexes the temperatures. The last temperature is the model's own.
+        # The first axis indexes the temperatures. The last index corresponds to the untempered model.
         chains = {name: array[-1] for name, array in chains.items()}
     return {name: array[:MOST_CHAINS].detach().cpu() for name, array in chains.items()}
 
 
 def write_chains(chains: Chains, folder: Path) -> None:
-    """Save chains to a model folder. Binary layers use one bit per entry. If there are no chains, write nothing."""
+    """Save chains to a model folder, using one bit per binary entry. If there are no chains, write nothing."""
     if chains:
         write_tensors({name: _packed(array) for name, array in chains.items()}, folder / CHAINS)
 
@@ -66,7 +66,7 @@ def read_chains(folder: Path, machine: BoltzmannMachine) -> Chains:
 
 
 def _packed(array: Tensor) -> Tensor:
-    """Pack binary values into bits. Return arrays with other values unchanged."""
+    """Pack a binary tensor into bits. Return tensors with other values unchanged."""
     if not bool(((array == 0) | (array == 1)).all()):
         return array
     return torch.from_numpy(np.packbits(array.flatten(1).numpy().astype(bool), axis=1))
@@ -83,9 +83,9 @@ def _unpacked(stored: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def initial_states(machine: BoltzmannMachine, n: int, init: str | None, chains: Chains, rng: RandomSource) -> Chains:
-    """Return `n` initial states: either the chains, repeated as needed, or noise.
+    """Return `n` initial states: either the given chains, repeated as needed, or random states.
 
-    `init` is ``"chains"``, ``"noise"`` or None. If None, the chains are used if there are any, and noise otherwise.
+    `init` is ``"chains"``, ``"noise"`` or None. None uses the chains if there are any and random states otherwise.
     """
     if init is not None:
         choice(init, "init", _INITS)
@@ -103,9 +103,9 @@ def initial_states_with_labels(
 ) -> tuple[Chains, Chains]:
     """Return initial states with the given labels, and masks that keep the labels fixed.
 
-    `labels` contains class indices of shape (n,) for each label layer. If possible, a state starts from a chain with
-    the same labels: among samples from the joint distribution, the samples with given labels follow the conditional
-    distribution. If no chain has these labels, the state starts from another chain.
+    `labels` contains class indices of shape (n,) for each label layer. States start from chains with the same
+    labels, because samples from the joint distribution that have given labels follow the conditional distribution. If
+    no chain has the same labels, a state starts from another chain.
     """
     n = len(next(iter(labels.values())))
     start = initial_states(machine, n, init, chains, rng)
@@ -120,7 +120,7 @@ def initial_states_with_labels(
 
 
 def _take_chains_with_labels(start: Chains, labels: Mapping[str, Tensor], chains: Chains) -> None:
-    """Replace states in place by chains with the same labels, where such chains exist."""
+    """Replace states with chains that have the same labels, where such chains exist. Modifies `start` in place."""
     labels_of_chains = torch.stack([chains[name].argmax(-1) for name in labels], 1)  # (chains, layers)
     wanted = torch.stack([codes.cpu() for codes in labels.values()], 1)  # (n, layers)
     for combination in wanted.unique(dim=0):
@@ -133,10 +133,10 @@ def _take_chains_with_labels(start: Chains, labels: Mapping[str, Tensor], chains
 
 
 def match_labels(trainer: Trainer, label: str, shares: Tensor, rng: RandomSource) -> None:
-    """Adjust the bias of a trained label layer so that the model generates labels with their frequencies in the data.
+    """Adjust the bias of a trained label layer so that generated labels are as frequent as in the data.
 
     `shares` contains the class frequencies in the data, of shape (n_classes,). The labels of persistent chains rarely
-    change, so training alone barely learns these frequencies.
+    change, so training alone learns these frequencies poorly.
     """
     chains = kept_chains(trainer)
     machine = trainer.machine

@@ -44,7 +44,7 @@ from mvrbm.validation import as_shape, choice, number, whole_number
 
 # Valid values for the parameter `mode`.
 _MODES = ("discriminative", "generative", "hybrid")
-# Learning rate for Adam if `learning_rate` is None.
+# Initial learning rate for AdamW if `learning_rate` is None.
 _LEARNING_RATE = 3e-3
 # Number of samples per batch when scoring labels. Memory use is proportional to this number times the number of labels.
 _ROWS_AT_ONCE = 256
@@ -66,25 +66,25 @@ class ClassificationMVRBM(ArrayClassifier):
     ----------
     hidden_shape : tuple of int, optional
         Shape of the hidden layer. Default: the shape of a sample.
-    rank : int
+    rank : int, default=1
         Rank of the Kronecker coupling between the data and the hidden layer.
     coupling : Coupling or str, optional
         Coupling to use for the data instead of ``Kronecker(rank)``, such as ``Dense()``. The label always uses
         ``Dense()``.
-    mode : {"discriminative", "generative", "hybrid"}
+    mode : {"discriminative", "generative", "hybrid"}, default="discriminative"
         Training objective. ``"discriminative"`` minimizes :math:`-\log p(k \mid X)` by backpropagation.
         ``"generative"`` minimizes :math:`-\log p(X, k)` by contrastive divergence. ``"hybrid"`` minimizes the
         discriminative loss plus `blend` times the generative loss.
-    blend : float
+    blend : float, default=0.01
         Weight of the generative loss in hybrid mode.
-    recipe : str or Recipe
+    recipe : str or Recipe, default="generative"
         Recipe for generative training.
     n_epochs, batch_size : int, optional
         See :class:`MVRBMClassifier`. For generative training, the default is the recipe's value.
     learning_rate : float, optional
-        Initial learning rate. Default: 0.003 for Adam, or the recipe's value for generative training.
+        Initial learning rate. Default: 0.003 for AdamW, or the recipe's value for generative training.
     schedule, weight_decay, averaging
-        See :class:`MVRBMClassifier`. Not used in generative training.
+        See :class:`MVRBMClassifier`. Generative training does not use these parameters.
     visible, visible_shape, random_state, device
         See :class:`MVRBMClassifier`.
 
@@ -95,11 +95,11 @@ class ClassificationMVRBM(ArrayClassifier):
     classes_, visible_shape_, n_parameters_
         See :class:`MVRBMClassifier`.
     history_ : list of dict
-        See :class:`MVRBMClassifier`. After generative training, the metrics logged by callbacks.
+        See :class:`MVRBMClassifier`. After generative training, this list contains the metrics logged by callbacks.
     n_epochs_, n_updates_, interrupted_
-        See :class:`MVRBM`. Only updated by generative training.
+        See :class:`MVRBM`. Only generative training updates these attributes.
     chains_ : dict of str to Tensor
-        Up to 100 persistent chains from generative training, by layer. `sample` starts from these chains.
+        Up to 100 persistent chains from generative training, keyed by layer name. `sample` starts from these chains.
 
     Examples
     --------
@@ -154,9 +154,14 @@ class ClassificationMVRBM(ArrayClassifier):
         checkpoints : path, optional
             Checkpoint folder. The state is saved after each epoch. If the folder contains checkpoints, training resumes
             from them.
-        force : bool
+        force : bool, default=False
             Whether to resume from checkpoints even if they were saved with different data or settings. If False, such
             checkpoints raise an error.
+
+        Returns
+        -------
+        self : object
+            Fitted estimator.
         """
         choice(self.mode, "mode", _MODES)
         number(self.blend, "blend")
@@ -185,7 +190,7 @@ class ClassificationMVRBM(ArrayClassifier):
     def _fit_generative(
         self, data: Labeled, seed: int, callbacks: Sequence[Callback], checkpoints: Any, force: bool
     ) -> None:
-        """Train by contrastive divergence."""
+        """Train the machine by contrastive divergence."""
         if bool((data.weights != data.weights[0]).any()):
             raise ValueError("mode='generative' requires equal sample weights: use another mode for unequal weights")
         trainer = Trainer(self.machine_, self._recipe(), seed=seed, callbacks=callbacks)
@@ -205,12 +210,12 @@ class ClassificationMVRBM(ArrayClassifier):
         match_labels(trainer, LABEL, labels.mean(0), RandomSource(seed))
 
     def _recipe(self) -> Recipe:
-        """Return the recipe for generative training, overridden by the individual training parameters."""
+        """Return the recipe for generative training. Training parameters that are not None override its settings."""
         given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
         return dataclasses.replace(as_recipe(self.recipe), **without_none(given))
 
     def _fit_posterior(self, data: Labeled, plan: DescentSettings, seed: int, checkpoints: Any, force: bool) -> None:
-        """Train by backpropagation with the discriminative or the hybrid loss."""
+        """Train the machine by backpropagation, with the discriminative or the hybrid loss."""
         machine = self.machine_
         start_rng, order_rng, chain_rng = RandomSource(seed).split(3)
         self._initialize(data, start_rng)
@@ -236,7 +241,7 @@ class ClassificationMVRBM(ArrayClassifier):
                 parameter.requires_grad_(True)
 
     def _loss(self, data: Labeled, rows: Tensor, rng: RandomSource) -> Tensor:
-        """Return the weighted sum of the losses for the samples with the given row indices."""
+        """Return the weighted sum of the losses of the samples with the given indices."""
         machine = self.machine_
         x = self._unit.from_data(data.samples[rows])
         codes = data.codes[rows]
@@ -254,9 +259,10 @@ class ClassificationMVRBM(ArrayClassifier):
 
     @torch.no_grad()
     def _initialize(self, data: Labeled, rng: RandomSource) -> None:
-        """Initialize the visible units from the moments of the data, and scale the weights.
+        """Initialize the visible units from the data, the weights at random, and the hidden biases.
 
-        The weights are scaled so that the hidden fields have mean 0 and standard deviation 1.
+        The scale of the weights and the hidden biases are chosen so that the inputs to the hidden units have a mean
+        of about 0 and a standard deviation of about 1.
         """
         machine = self.machine_
         share = data.weights / data.weights.sum()
@@ -289,7 +295,7 @@ class ClassificationMVRBM(ArrayClassifier):
 
     @torch.no_grad()
     def free_energy(self, X: Any) -> Array:
-        """Return the free energy of each sample in nats, as an array of shape (n,), with the label summed out.
+        """Return the free energy of each sample in nats, as an array of shape (n,), marginalized over the label.
 
         The free energy is the negative log-likelihood minus log Z.
         """
@@ -315,12 +321,12 @@ class ClassificationMVRBM(ArrayClassifier):
         label : label or array of labels, optional
             One label from `classes_` for all samples, or one label per sample. Given labels stay fixed. If None, labels
             are sampled too.
-        steps : int
+        steps : int, default=1000
             Number of Gibbs steps per chain.
         init : {"chains", "noise"}, optional
             Initial states: the persistent chains from training (chains with the same label, if there are any), or
             random states. Default: the persistent chains if the model was trained with them, otherwise random states.
-        mean : bool
+        mean : bool, default=False
             Whether to return the means of the visible units given the last hidden sample, instead of samples. Labels
             that are not fixed are then the most probable labels.
 
@@ -369,7 +375,7 @@ class ClassificationMVRBM(ArrayClassifier):
         if machine.layers[LABEL].shape != (n_classes,) or machine.layers[LABEL].name != Categorical.name:
             raise StorageError(f"{folder}: the label layer does not match {n_classes} classes")
         if not machine.hidden.has_energy:
-            raise StorageError(f"{folder}: class probabilities cannot be computed with hidden units {machine.hidden}")
+            raise StorageError(f"{folder}: class probabilities cannot be computed for hidden units {machine.hidden}")
         self.machine_ = machine.to(resolve_device(self.device))
         self.chains_ = read_chains(folder, self.machine_)
         self.interrupted_ = False

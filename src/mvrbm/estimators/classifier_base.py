@@ -50,7 +50,7 @@ class ClassifierParameters:
     device: str | torch.device = "auto"
 
     def _plan(self, n: int, learning_rate: Any, patience: int | None = None) -> DescentSettings:
-        """Return validated settings for backpropagation on `n` samples."""
+        """Validate the parameters and return the settings for backpropagation on `n` samples."""
         batch_size = self.batch_size
         if batch_size is None:
             batch_size = min(max(n // _BATCHES_PER_EPOCH, _SMALLEST_BATCH), _LARGEST_BATCH)
@@ -82,7 +82,7 @@ class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEs
 
     @abstractmethod
     def _log_probabilities(self, x: Tensor) -> Tensor:
-        """Return class log-probabilities up to a constant per sample: (n, *shape) -> (n, n_classes)."""
+        """Return class log-probabilities of shape (n, n_classes), up to an additive constant per sample."""
 
     def predict_proba(self, X: Any) -> Array:
         """Return class probabilities of shape (n, n_classes), in the order of `classes_`."""
@@ -99,7 +99,7 @@ class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEs
         return [self._log_probabilities(batch) for batch in self._batches(X)]
 
     def _batches(self, X: Any) -> Iterator[Tensor]:
-        """Validate the data and yield it in batches."""
+        """Validate the data and yield it in batches of shape (m, *visible_shape)."""
         check_is_fitted(self)
         for batch in batches({VISIBLE: self._read(X, reset=False)}, {VISIBLE: self._unit}):
             yield batch[VISIBLE]

@@ -1,7 +1,7 @@
 """Classifiers trained by backpropagation: MVRBMClassifier (one layer) and DeepMVRBMClassifier (a stack).
 
-Training is implemented in :mod:`mvrbm.estimators.fine_tuning`. For the classifier with the label as a visible layer,
-see :mod:`mvrbm.estimators.classification_rbm`.
+Training is implemented in :mod:`mvrbm.estimators.fine_tuning`. For the classifier that models the label as a visible
+layer, see :mod:`mvrbm.estimators.classification_rbm`.
 """
 
 import math
@@ -34,50 +34,52 @@ class MVRBMClassifier(FineTunedClassifier):
         Rank of the Kronecker coupling. Default: 16, or less if a full weight matrix would have fewer parameters.
     coupling : Coupling or str, optional
         Coupling to use instead of ``Kronecker(rank)``, such as ``Dense()``.
-    hidden : str
+    hidden : str, default="rectified"
         Type of the hidden units, such as ``"rectified"`` or ``"bernoulli"``.
     visible, visible_shape, random_state, device
         See :class:`~mvrbm.MVRBM`.
-    pretraining : int
+    pretraining : int, default=0
         Number of epochs of contrastive divergence per layer before fine-tuning. If 0, fine-tuning starts from random
         weights.
-    recipe : str or Recipe
+    recipe : str or Recipe, default="default"
         Recipe for pretraining.
     n_epochs : int, optional
         Number of fine-tuning epochs. Default: 30, or more if 30 epochs would be fewer than 1,000 updates.
     batch_size : int, optional
-        Number of samples per update. Default: 100, or less if there are fewer than 4,000 samples.
-    learning_rate : float
-        Initial learning rate for Adam.
-    schedule : {"cosine", "constant"}
+        Number of samples per update. Default: one fortieth of the number of samples, but at least 16 and at most 100.
+    learning_rate : float, default=0.003
+        Initial learning rate for AdamW.
+    schedule : {"cosine", "constant"}, default="cosine"
         Learning rate schedule: ``"cosine"`` anneals the learning rate to zero, and ``"constant"`` keeps it fixed.
-    dropout : float or sequence of float
-        Fraction of hidden units to drop in each update, either for all layers or for each layer.
-    input_dropout : float
-        Fraction of the entries in a sample to drop in each update.
-    weight_decay : float
-        Decoupled weight decay for the weights. Biases do not decay.
-    averaging : float
-        Decay rate for a moving average of the parameters, such as 0.999. Predictions use the average. 0 disables it.
-    perturbation : float or "auto"
+    dropout : float or sequence of float, default=0.2
+        Fraction of the hidden units to drop in each update. Pass a sequence to use a different fraction in each layer.
+    input_dropout : float, default=0.0
+        Fraction of the entries of each sample to drop in each update.
+    weight_decay : float, default=0.0
+        Weight decay coefficient for AdamW. Biases do not decay.
+    averaging : float, default=0.0
+        Decay rate for an exponential moving average of the parameters, such as 0.999. Predictions use the average. If
+        0, averaging is disabled.
+    perturbation : float or "auto", default="auto"
         Perturbation distance for virtual adversarial training. The loss includes the change in the predictions (KL
         divergence) when a sample moves by this distance in the direction in which the predictions change most.
-        Distances between Gaussian entries are measured in standard deviations. 0 disables virtual adversarial training.
-        ``"auto"`` uses 0.17 times the median distance from a sample to the nearest sample of another class (1.2 for
-        digits of 28x28 pixels).
-    certainty : float
-        Weight of the entropy of the predictions for perturbed unlabeled samples. A positive weight moves class
-        boundaries to regions with few samples.
-    unlabeled_batch_size : int
+        Distances between Gaussian entries are measured in standard deviations. If 0, virtual adversarial training is
+        disabled. ``"auto"`` uses 0.17 times the median distance from a sample to the nearest sample of another class
+        (1.2 for digits of 28x28 pixels).
+    certainty : float, default=0.0
+        Weight of the entropy of the predictions for perturbed unlabeled samples, which is added to the loss. A positive
+        weight moves class boundaries away from the samples.
+    unlabeled_batch_size : int, default=256
         Number of unlabeled samples per update. Used if `fit` receives unlabeled samples and `perturbation` is positive.
-    early_stopping : bool
-        Whether to hold out some samples, stop when the error on them no longer improves, and keep the best parameters.
-    validation_fraction : float
-        Fraction of the samples to hold out for early stopping.
-    patience : int
-        Number of epochs without improvement after which early stopping ends training.
-    verbose : int
-        Whether to show progress bars for pretraining and fine-tuning.
+    early_stopping : bool, default=False
+        Whether to hold out samples for validation, stop training when the validation error no longer improves, and keep
+        the best parameters.
+    validation_fraction : float, default=0.1
+        Fraction of the samples to hold out for validation. Used only for early stopping.
+    patience : int, default=10
+        Number of epochs without improvement after which training stops. Used only for early stopping.
+    verbose : int, default=0
+        If nonzero, show progress bars for pretraining and fine-tuning.
 
     Attributes
     ----------
@@ -86,9 +88,10 @@ class MVRBMClassifier(FineTunedClassifier):
     network_ : StructuredNetwork
         The fitted network.
     stack_ : DeepMVRBM or None
-        The stack before fine-tuning, or None if there was no pretraining or the model was loaded.
+        The pretrained stack, which fine-tuning does not modify, or None if there was no pretraining or the model was
+        loaded from a folder.
     history_ : list of dict
-        Loss after each epoch, and the error on held-out samples if early stopping is used.
+        Training loss of each epoch and, with early stopping, the error on the held-out samples.
     visible_shape_ : tuple of int
         Shape of a sample.
     n_parameters_ : int
@@ -112,7 +115,7 @@ class MVRBMClassifier(FineTunedClassifier):
 
     @property
     def layers(self) -> tuple[Layer]:
-        """The hidden layer, in a tuple."""
+        """Tuple with one element, the hidden layer."""
         if self.hidden_shape is not None:
             return (Layer(self.hidden_shape, self.coupling),)
         shape = self.visible_shape_
@@ -131,12 +134,12 @@ class DeepMVRBMClassifier(FineTunedClassifier):
 
     Parameters
     ----------
-    layers : sequence
+    layers : sequence, default=(None, None)
         Hidden layers, from the lowest to the highest. Each layer is a shape, None, or a
         :class:`~mvrbm.estimators.Layer`. See :class:`~mvrbm.DeepMVRBM`.
-    rank : int
+    rank : int, default=1
         Rank of the Kronecker couplings in layers that do not define a coupling.
-    feed : {"mean", "sample"}
+    feed : {"mean", "sample"}, default="mean"
         Training data for the machines above the first during pretraining. See :class:`~mvrbm.DeepMVRBM`.
     hidden, visible, visible_shape, recipe, n_epochs, batch_size, learning_rate, schedule, dropout, input_dropout
         See :class:`~mvrbm.MVRBMClassifier`.

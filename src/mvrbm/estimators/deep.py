@@ -40,7 +40,7 @@ class DeepMVRBM(SingleLayerRBM):
     r"""Matrix-variate deep belief network: a stack of machines, each trained on the hidden layer of the one below.
 
     With hidden layers :math:`Y_1, \dots, Y_L` above :math:`X = Y_0`, the top machine is the prior for
-    :math:`Y_{L-1}`, and the machines below it generate downward:
+    :math:`Y_{L-1}`, and each lower machine generates the layer below it:
 
     .. math:: p(X, Y_1, \dots, Y_{L-1}) = p_L(Y_{L-1}) \prod_{l < L} p_l(Y_{l-1} \mid Y_l)
 
@@ -48,24 +48,24 @@ class DeepMVRBM(SingleLayerRBM):
     :math:`\hat Y_l = \mathrm{E}_l[Y_l \mid \hat Y_{l-1}]`. With ``Dense`` couplings, the stack is the classic deep
     belief network (Hinton, Osindero and Teh, 2006).
 
-    `hidden_maps`, `transform`, `inverse_transform`, `reconstruct` and `components` take the index of a hidden `layer`,
-    where 0 is the lowest layer and -1 is the top layer. `sample` runs Gibbs sampling in the top machine and then
-    samples downward once through each of the other machines. `inpaint` samples up and down through the whole stack,
-    which is an approximation.
+    `hidden_maps`, `transform`, `inverse_transform`, `reconstruct` and `components` have a parameter `layer`, the index
+    of a hidden layer. Index 0 is the lowest layer, and -1 (the default) is the top layer. `sample` runs Gibbs sampling
+    in the top machine and then samples downward once through each of the other machines. `inpaint` samples up and down
+    through the whole stack, which is an approximation.
 
     `fit` trains the machines one after another, starting with the lowest, and calls the callbacks for each machine.
     Checkpoints for machine `l` are saved in the folder `layer-l`. `fit` does not support masks.
 
     Parameters
     ----------
-    layers : sequence
+    layers : sequence, default=(None, None)
         Hidden layers, from the lowest to the highest. Each layer is a shape, None for the shape of the layer below, or
         a :class:`~mvrbm.estimators.Layer` with its own coupling and units.
-    rank : int
+    rank : int, default=1
         Rank of the Kronecker couplings in layers that do not define a coupling.
-    hidden : str
+    hidden : str, default="bernoulli"
         Unit type for layers that do not define one, such as ``"bernoulli"`` or ``"rectified"``.
-    feed : {"mean", "sample"}
+    feed : {"mean", "sample"}, default="mean"
         Training data for the machines above the first: ``"mean"`` uses the hidden means of the machine below, and
         ``"sample"`` draws new samples of its hidden units in each epoch.
     n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps
@@ -77,11 +77,11 @@ class DeepMVRBM(SingleLayerRBM):
     ----------
     machines_ : list of BoltzmannMachine
         The machines in the stack, from the lowest to the highest. The visible layer of each machine has the shape and
-        the unit type of the hidden layer below, except that rectified units are replaced by Gaussian units.
+        unit type of the hidden layer below, except that Gaussian units are used above rectified units.
     trainers_ : list of Trainer or None
-        The trainers of the machines, or None if the model was loaded.
+        The trainers of the machines, or None if the model was loaded from a folder.
     history_ : list of dict
-        Metrics logged by callbacks, with the layer index as ``layer``.
+        Metrics logged by callbacks. The entry ``layer`` is the index of the machine.
     n_epochs_ : int
         Number of epochs that each machine has been trained for.
     n_updates_ : int
@@ -213,7 +213,17 @@ class DeepMVRBM(SingleLayerRBM):
         return self._outward(torch.cat(pieces), like=X)
 
     def components(self, which: ArrayLike | None = None, layer: int = -1) -> Array:
-        r"""Return the filters of a hidden layer, :math:`W_1^\top \cdots W_l^\top e_k`, treating all units as linear."""
+        r"""Return the weights of hidden units as filters of shape (n, \*visible_shape).
+
+        The filter of unit `k` in layer `l` is :math:`W_1^\top \cdots W_l^\top e_k`, which treats all units as linear.
+
+        Parameters
+        ----------
+        which : array of int, optional
+            Indices of the hidden units, in row-major order. Default: all units in the layer.
+        layer : int, default=-1
+            Index of the hidden layer. The lowest layer is 0, and the top layer is -1.
+        """
         *below, top = self.machines_[: self._count(layer)]
         filters = self._weights(top, which)[VISIBLE]
         for machine in reversed(below):
@@ -221,13 +231,13 @@ class DeepMVRBM(SingleLayerRBM):
         return filters.detach().cpu().numpy()
 
     def _up(self, x: Tensor, count: int) -> Tensor:
-        """Pass means upward through the lowest `count` machines."""
+        """Propagate means upward through the lowest `count` machines and return the means of the last hidden layer."""
         for machine in self.machines_[:count]:
             x = machine.hidden_mean(x, check=False)
         return x
 
     def _down(self, hidden: Tensor, count: int, stop: int = 0, rng: RandomSource | None = None) -> Tensor:
-        """Pass means (or samples, if `rng` is given) downward from machine `count` - 1 to machine `stop`."""
+        """Propagate means (or samples, if `rng` is given) downward from machine `count` - 1 to machine `stop`."""
         for number in reversed(range(stop, count)):
             machine = self.machines_[number]
             if rng is None:
@@ -265,7 +275,10 @@ class DeepMVRBM(SingleLayerRBM):
 
     @torch.no_grad()
     def _fill_in(self, batch: Layers, known: Layers, rng: RandomSource, steps: int, burn_in: int) -> dict[str, Tensor]:
-        """Average over samples drawn up and down through the stack. The upward pass makes this an approximation."""
+        """Replace unknown entries with averages over samples drawn up and down through the stack.
+
+        The result is approximate, because the upward pass does not sample from the exact posterior.
+        """
         bottom = self.machines_[0]
         unit = bottom.layers[VISIBLE]
         x = keep_known(batch, {VISIBLE: unit.sample(torch.zeros_like(batch[VISIBLE]), rng)}, known)[VISIBLE]
@@ -288,9 +301,9 @@ class DeepMVRBM(SingleLayerRBM):
     def score_samples(self, X: Any, *, exact: bool = False) -> Array:
         r"""Return the log-probability of each sample given the reconstructed lowest hidden layer, of shape (n,).
 
-        The score is :math:`\log p_1(X \mid \hat Y_1)`, where :math:`\hat Y_1` is obtained by passing means up through
-        the stack and back down. The score measures the quality of the reconstruction and is not a likelihood under the
-        model. It is deterministic and always exact, so `exact` has no effect.
+        The score is :math:`\log p_1(X \mid \hat Y_1)`, where :math:`\hat Y_1` is computed by propagating means up
+        through the stack and back down. The score measures the quality of the reconstruction and is not a likelihood
+        under the model. It is always exact, so `exact` has no effect.
         """
         size = len(self._machines)
         bottom = self.machine_
@@ -314,7 +327,7 @@ class DeepMVRBM(SingleLayerRBM):
 
 
 def build_stack(visible: Unit, layers: Any, *, rank: int, hidden: str) -> list[BoltzmannMachine]:
-    """Build the machines for a stack above a visible layer, with the dtype of that layer.
+    """Build the machines of a stack on top of a visible layer, with the dtype of that layer.
 
     See :class:`DeepMVRBM` for the parameters.
     """
@@ -335,7 +348,7 @@ def build_stack(visible: Unit, layers: Any, *, rank: int, hidden: str) -> list[B
 
 
 def _as_data(hidden: Unit, number: int) -> Unit:
-    """Return visible units for machine `number` that model the hidden layer below it."""
+    """Create the visible units of machine `number`, which model the hidden layer below it."""
     if hidden.stacked_as is None:
         raise ValueError(f"layer {number}: a machine cannot be stacked on {hidden.name} units")
     return make_unit(hidden.stacked_as, hidden.shape)

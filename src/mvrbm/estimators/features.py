@@ -1,4 +1,4 @@
-"""Feature extraction and filters: `transform`, `hidden_maps`, `reconstruct`, `components`."""
+"""Feature extraction and access to learned filters: `transform`, `hidden_maps`, `reconstruct`, `components`."""
 
 import math
 from collections.abc import Mapping
@@ -36,7 +36,18 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
         return as_rows(self.hidden_maps(X))
 
     def inverse_transform(self, X: ArrayLike) -> Any:
-        """Return the means of the visible units given hidden values, either as rows or as arrays."""
+        r"""Return the means of the visible units given values of the hidden units.
+
+        Parameters
+        ----------
+        X : array of shape (n, n_hidden) or (n, \*hidden_shape)
+            Values of the hidden units, such as the output of :meth:`transform` or :meth:`hidden_maps`.
+
+        Returns
+        -------
+        array, or dict of str to array for several modalities
+            Means in the format of the training data.
+        """
         with torch.no_grad():
             return self._to_user(self.machine_.visible_mean(self._hidden_values(X, self._machines[-1])))
 
@@ -45,22 +56,36 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
         shape = machine.hidden.shape
         if values.shape[1:] not in (shape, (math.prod(shape),)):
             raise ValueError(
-                f"hidden values must have shape (n, {math.prod(shape)}) or {('n', *shape)}, got {values.shape}"
+                f"hidden values must have shape (n, {math.prod(shape)}) or (n, {', '.join(map(str, shape))}), "
+                f"got {values.shape}"
             )
         return torch.from_numpy(values).reshape(-1, *shape).to(machine.like)
 
     @torch.no_grad()
     def reconstruct(self, X: Any, *, steps: int = 1) -> Any:
-        """Reconstruct the data by computing the hidden means and then the visible means, `steps` times."""
+        """Reconstruct the data from the means of the hidden units.
+
+        Parameters
+        ----------
+        X : array
+            Data, as for :meth:`fit`.
+        steps : int, default=1
+            Number of times to compute the hidden means and then the visible means.
+
+        Returns
+        -------
+        array, or dict of str to array for several modalities
+            Reconstructed data.
+        """
         check_is_fitted(self)
         reconstructed = (mean_field(self.machine_, batch, steps, check=False) for batch in self._batches(X))
         return self._to_user(joined(reconstructed), like=X)
 
     def components(self, which: ArrayLike | None = None) -> Any:
-        r"""Return the weights of hidden units as filters, in an array of shape (n, \*visible_shape).
+        r"""Return the weights of the given hidden units, as filters of shape (n, \*visible_shape).
 
-        With several modalities, return a dict of arrays by modality. For an MVRBM of rank 1, filter (k, l) is the outer
-        product of row k of U and row l of V.
+        With several modalities, the result is a dict of arrays keyed by modality. For an MVRBM of rank 1, filter (k, l)
+        is the outer product of row k of U and row l of V.
 
         Parameters
         ----------
@@ -72,21 +97,24 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
 
     @torch.no_grad()
     def _weights(self, machine: BoltzmannMachine, which: ArrayLike | None) -> dict[str, Tensor]:
-        """Return the weights of some hidden units by layer, each of shape (n, *layer shape)."""
+        """Return the weights of hidden units as one tensor of shape (n, *layer shape) per layer."""
         size = math.prod(machine.hidden.shape)
         if which is None:
             return {name: link.dense().reshape(size, *link.visible_shape) for name, link in machine.links.items()}
         indices = torch.as_tensor(np.asarray(which)).reshape(-1)
         if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= size):
             raise ValueError(
-                f"which must be in the range 0 to {size - 1}, got {int(indices.min())} to {int(indices.max())}"
+                f"which must contain indices from 0 to {size - 1}, got {int(indices.min())} to {int(indices.max())}"
             )
         chosen = torch.nn.functional.one_hot(indices, size).reshape(-1, *machine.hidden.shape).to(machine.like)
         return {name: link.to_visible(chosen) for name, link in machine.links.items()}
 
     @property
     def components_(self) -> Any:
-        """Weight matrix of shape (n_hidden, n_visible_features), with at most 67 million entries."""
+        """Weight matrix of shape (n_hidden, n_visible_features), or a dict of matrices for several modalities.
+
+        Raises AttributeError if there are more than 67 million weights.
+        """
         n_visible = sum(math.prod(unit.shape) for unit in self._machines[0].layers.values())
         if self._n_features_out * n_visible > _LARGEST_DENSE:
             size = f"{self._n_features_out:,} x {n_visible:,}"
@@ -98,7 +126,10 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
 
     @property
     def intercept_visible_(self) -> Any:
-        """Biases of the visible layer, of shape (n_visible_features,). For Gaussian units, the locations."""
+        """Biases of the visible layer, of shape (n_visible_features,), or a dict of arrays for several modalities.
+
+        The biases of Gaussian units are their means when all hidden units are zero.
+        """
         layers = self._machines[0].layers
         return _one_or_all({name: to_array(unit.bias.expand(unit.shape).flatten()) for name, unit in layers.items()})
 
@@ -113,7 +144,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
         return math.prod(self._machines[-1].hidden.shape)
 
     def __sklearn_tags__(self) -> Any:
-        """Declare NaN support and dtypes to scikit-learn. Float32 input gives float32 output."""
+        """Return scikit-learn tags, which declare support for NaN and preservation of float32 and float64."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self.learns_from_incomplete
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
@@ -121,5 +152,5 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
 
 
 def _one_or_all(layers: Mapping[str, Any]) -> Any:
-    """Return the only value if there is one layer, or a dict of values by layer if there are several."""
+    """Return the value itself if there is only one layer, or a dict keyed by layer name otherwise."""
     return dict(layers) if len(layers) > 1 else next(iter(layers.values()))

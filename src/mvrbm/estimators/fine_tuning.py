@@ -1,4 +1,4 @@
-"""Pretraining and fine-tuning of stacks with a softmax layer on top, including the loss and early stopping.
+"""Pretrain and fine-tune stacks with a softmax layer on top, with optional early stopping.
 
 The network is defined in :mod:`mvrbm.estimators.network`, the training loop in :mod:`mvrbm.training.backprop`, and the
 public estimators in :mod:`mvrbm.estimators.classifiers`.
@@ -42,7 +42,7 @@ _LARGEST_RANK = 16
 # Ratio of the automatic perturbation to the median distance from a sample to the nearest sample in another class.
 _RELATIVE_PERTURBATION = 0.17
 
-# Tensors of the softmax layer: name in files -> name in the network.
+# Maps names of the softmax layer's tensors in model files to names in the network.
 _TOP = {"top.weight": "weight", "top.bias": "bias"}
 
 
@@ -50,7 +50,7 @@ _TOP = {"top.weight": "weight", "top.bias": "bias"}
 class FineTuningLoss:
     """Cross-entropy with dropout and, if `distance` is positive, virtual adversarial training.
 
-    Calling the loss with row indices returns the weighted sum of the losses for these samples.
+    Calling the loss with sample indices returns the weighted sum of the losses of these samples.
     """
 
     network: StructuredNetwork
@@ -59,8 +59,8 @@ class FineTuningLoss:
     distance: float  # length of the adversarial perturbation, or 0 for no perturbation
     unlabeled: Tensor | None  # unlabeled samples to perturb instead of the labeled samples
     unlabeled_batch_size: int
-    certainty: float
-    weight_of_batch: float  # mean total weight of a full batch of labeled samples
+    certainty: float  # weight of the entropy of the predictions for perturbed unlabeled samples
+    weight_of_batch: float  # expected total weight of a full batch of labeled samples
     dropout_rng: RandomSource
     perturbation_rng: RandomSource
 
@@ -122,21 +122,26 @@ class FineTunedClassifier(ArrayClassifier):
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features)
             Training data. For Bernoulli units, byte data is scaled to [0, 1] batch by batch.
-        y : array of shape (n,)
-            Class labels of any sortable type.
+        y : array of shape (n,) or (n, n_classes)
+            Class labels, as numbers, strings or one-hot rows.
         sample_weight : array of shape (n,), optional
             Weight of each sample in fine-tuning. Pretraining ignores the weights.
-        unlabeled : array like X, optional
+        unlabeled : array of shape (m, \*visible_shape) or (m, n_features), optional
             Unlabeled samples. Pretraining uses these samples instead of `X`. If `perturbation` is positive, virtual
             adversarial training perturbs these samples instead of `X`.
         stack : DeepMVRBM, optional
-            Fitted stack with the same layers, to use instead of pretraining. It is not modified.
+            Fitted stack with the same layers, to use instead of pretraining. `fit` does not modify it.
         checkpoints : path, optional
             Checkpoint folder. The state is saved after each epoch. If the folder contains checkpoints, training resumes
             from them.
-        force : bool
+        force : bool, default=False
             Whether to resume from checkpoints even if they were saved with different data or settings. If False, such
             checkpoints raise an error.
+
+        Returns
+        -------
+        self : object
+            Fitted estimator.
         """
         data = self._read_labeled(X, y, sample_weight, resolve_device(self.device))
         plan = self._plan(len(data.codes), self.learning_rate, self.patience if self.early_stopping else None)
@@ -168,7 +173,7 @@ class FineTunedClassifier(ArrayClassifier):
     # -- the network before fine-tuning -----------------------------------------------------------
 
     def _new_machines(self, data: Labeled) -> list[BoltzmannMachine]:
-        """Create the machines for the stack, with uninitialized parameters."""
+        """Create the machines of the stack, with uninitialized parameters."""
         unit = unit_named(self.visible, self.visible_shape_).to(data.weights.dtype)
         stack = self._new_stack()
         return build_stack(unit, stack.layers, rank=stack.rank, hidden=self.hidden)
@@ -182,7 +187,7 @@ class FineTunedClassifier(ArrayClassifier):
     def _rank(self) -> int:
         """Return the rank of the Kronecker couplings.
 
-        The default rank is limited so that a coupling does not have more parameters than a full weight matrix.
+        The default rank is limited so that a coupling has no more parameters than a full weight matrix.
         """
         if self.rank is not None:
             return self.rank
@@ -199,7 +204,7 @@ class FineTunedClassifier(ArrayClassifier):
         checkpoints: Any,
         force: bool,
     ) -> StructuredNetwork:
-        """Return the initial network for fine-tuning: random, pretrained, or with the machines of a fitted stack."""
+        """Return the network to fine-tune, with random weights, or with the weights of a pretrained or given stack."""
         if unlabeled is not None and not self.perturbation and (not self.pretraining or fitted is not None):
             raise ValueError(
                 "unlabeled would have no effect: it requires pretraining (pretraining >= 1 and no stack) or a positive "
@@ -274,14 +279,14 @@ class FineTunedClassifier(ArrayClassifier):
 
     @torch.no_grad()
     def _distance(self, data: Labeled) -> float:
-        """Return the length of the adversarial perturbation."""
+        """Return the length of the adversarial perturbation, computed from the data if ``perturbation="auto"``."""
         if self.perturbation != "auto":
             return float(self.perturbation)
         inputs = self.network_.inputs(self._unit.from_data(data.samples))
         return _RELATIVE_PERTURBATION * class_distance(inputs, data.codes)
 
     def _unlabeled_samples(self, unlabeled: Any, device: torch.device) -> Tensor | None:
-        """Validate unlabeled samples and return them as a tensor."""
+        """Validate unlabeled samples and return them as a tensor, or None if there are none."""
         if unlabeled is None:
             return None
         samples = self._read(unlabeled, reset=False)
@@ -289,14 +294,17 @@ class FineTunedClassifier(ArrayClassifier):
         return torch.from_numpy(np.array(samples)).to(device)
 
     def _decaying_parameters(self) -> list[torch.nn.Parameter]:
-        """Return the parameters subject to weight decay: all weights but no biases."""
+        """Return the parameters to which weight decay applies: all weights, but no biases."""
         couplings = [p for link in self.network_.links for p in link.parameters() if p.requires_grad]
         return [*couplings, self.network_.weight]
 
     # -- early stopping ---------------------------------------------------------------------------
 
     def _split(self, data: Labeled, rng: RandomSource) -> tuple[Labeled, Labeled | None]:
-        """Hold out a fraction of the samples in each class for early stopping."""
+        """Split the data into training samples and held-out samples, with the same fraction of each class.
+
+        Without early stopping, the second result is None.
+        """
         if not self.early_stopping:
             return data, None
         number(self.validation_fraction, "validation_fraction", 0, 1, exclude_low=True)
@@ -318,7 +326,7 @@ class FineTunedClassifier(ArrayClassifier):
 
     @torch.no_grad()
     def _error_and_loss(self, data: Labeled) -> tuple[float, float]:
-        """Return the weighted error rate and cross-entropy."""
+        """Return the error rate and the cross-entropy on the given data, both weighted by the sample weights."""
         parts = [self._log_probabilities(self._unit.from_data(part)) for part in data.samples.split(ROWS_AT_ONCE)]
         logits = torch.cat(parts)
         share = data.weights / data.weights.sum()
@@ -336,7 +344,7 @@ class FineTunedClassifier(ArrayClassifier):
         return logits
 
     def hidden_maps(self, X: Any) -> Array:
-        r"""Return the activations of the top hidden layer after fine-tuning, of shape (n, \*hidden_shape)."""
+        r"""Return the activations of the top hidden layer as an array of shape (n, \*hidden_shape)."""
         with torch.no_grad():
             return np.concatenate([self.network_.features(batch).cpu().numpy() for batch in self._batches(X)])
 
@@ -362,7 +370,7 @@ class FineTunedClassifier(ArrayClassifier):
 
 @contextlib.contextmanager
 def _progress_bar(n_epochs: int) -> Iterator[None]:
-    """Show a progress bar over the backpropagation epochs."""
+    """Show a progress bar for backpropagation, which advances after each epoch."""
     from tqdm import tqdm
 
     with tqdm(total=n_epochs, unit="epoch") as bar:

@@ -1,4 +1,4 @@
-"""Sampling from a fitted model and filling in unknown entries: `sample`, `inpaint`."""
+"""Sample from a fitted model and fill in unknown entries: `sample`, `inpaint`."""
 
 from typing import Any
 
@@ -15,26 +15,31 @@ from mvrbm.validation import whole_number
 
 
 class GenerationMixin(BaseRBM):
-    """Mixin for sampling from the model and filling in unknown entries, by Gibbs sampling."""
+    """Mixin that uses Gibbs sampling to draw samples and to fill in unknown entries."""
 
     def sample(self, n: int = 1, *, steps: int = 1000, init: Any = None, mask: Any = None, mean: bool = False) -> Any:
         """Draw samples from the model by Gibbs sampling.
 
         Parameters
         ----------
-        n : int
+        n : int, default=1
             Number of samples.
-        steps : int
+        steps : int, default=1000
             Number of Gibbs steps per chain.
         init : array or {"chains", "noise"}, optional
             Initial states: an array of `n` samples, the persistent chains from training (repeated as needed), or random
             states. Default: the persistent chains if the model was trained with them, otherwise random states.
         mask : boolean array, optional
-            Mask that is True for the entries of `init` that are known and must not change. If None and `init` contains
-            NaN, all other entries are known.
-        mean : bool
+            Mask that is True for the entries of `init` that are known and must not change. If None and `init`
+            contains NaN, all other entries stay fixed. If None and `init` is complete, no entries stay fixed.
+        mean : bool, default=False
             Whether to return the means of the visible units given the last hidden sample, instead of samples. Means
             give smoother images.
+
+        Returns
+        -------
+        array, or dict of str to array for several modalities
+            Samples in the format of `init` if it is an array, or of the training data otherwise.
         """
         check_is_fitted(self)
         whole_number(n, "n")
@@ -67,7 +72,7 @@ class GenerationMixin(BaseRBM):
         return sample(self.machine_, n, steps, rng, init=start, mask=known, mean=mean, check=False).visible
 
     def inpaint(self, X: Any, mask: Any = None, *, steps: int = 100, burn_in: int = 50) -> Any:
-        """Replace unknown entries by their means given the known entries.
+        """Replace unknown entries with their means given the known entries.
 
         Parameters
         ----------
@@ -75,10 +80,15 @@ class GenerationMixin(BaseRBM):
             Data. NaN entries are unknown.
         mask : boolean array with the shape of X or of one sample, optional
             Mask that is True for known entries. If None, all entries that are not NaN are known.
-        steps : int
+        steps : int, default=100
             Number of Gibbs steps to average over.
-        burn_in : int
+        burn_in : int, default=50
             Number of Gibbs steps before averaging starts.
+
+        Returns
+        -------
+        array, or dict of str to array for several modalities
+            Copy of the data with the unknown entries filled in.
         """
         check_is_fitted(self)
         whole_number(steps, "steps")

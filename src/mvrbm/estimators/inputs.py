@@ -1,7 +1,7 @@
 """Read the data that users pass to estimators: validate its shape and dtype, and return one array per layer.
 
-Every public method uses this module to read its data exactly once. :mod:`mvrbm.estimators.batches` validates the values
-when it splits the arrays into batches.
+Public methods use this module to validate their input exactly once. :mod:`mvrbm.estimators.batches` validates the
+values when it splits the arrays into batches.
 """
 
 import math
@@ -29,7 +29,7 @@ VISIBLE = "visible"
 #: Name of the class label layer.
 LABEL = "label"
 
-# Floating-point dtypes that are kept. Other dtypes are converted to float64.
+# Floating-point dtypes that are kept. Other dtypes are converted to float64, except for bytes (uint8).
 _DTYPES = [np.float64, np.float32]
 
 
@@ -60,7 +60,7 @@ class ArrayInput:
         return samples
 
     def _read_labeled(self, X: Any, y: Any, sample_weight: Any, device: torch.device) -> Labeled:
-        """Validate training data, labels and weights, and learn the sample shape and the classes."""
+        """Validate training data, labels and weights, and set `visible_shape_` and `classes_`."""
         samples, labels = self._read_with(X, label_vector(y), reset=True)
         samples = np.asarray(samples)  # loads samples from disk
         if has_nan(samples):
@@ -84,7 +84,7 @@ class ArrayInput:
         )
 
     def _read_with(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
-        """Validate samples and labels. If ``y="no_validation"``, there are no labels."""
+        """Validate and return samples and labels. If ``y="no_validation"``, the returned labels are None."""
         X = _without_wrapper(X)
         given = X if hasattr(X, "ndim") else np.asarray(X)
         array_shape = tuple(given.shape[1:]) if given.ndim > 2 else None
@@ -106,7 +106,7 @@ class ArrayInput:
         return rows.reshape(len(rows), *self.visible_shape_), labels
 
     def _check_stored_rows(self, X: Rows, y: Any, *, reset: bool) -> tuple[Rows, Any]:
-        """Validate labels in memory, and samples on disk, which scikit-learn cannot validate."""
+        """Validate the shape of samples on disk, which scikit-learn does not support, and their labels."""
         labels = None if isinstance(y, str) else validate_data(self, "no_validation", y)
         if labels is not None:
             check_consistent_length(X, labels)
@@ -139,7 +139,7 @@ class ArrayInput:
             warnings.warn(message, stacklevel=5)
 
     def _outward(self, samples: Tensor, like: Any = None) -> Array:
-        """Convert samples to arrays or rows, matching `like`, or matching the training data if `like` is None."""
+        """Convert samples to arrays or flattened rows, to match `like` if given and the training data otherwise."""
         array: Array = samples.detach().cpu().numpy()
         as_arrays = self._takes_arrays if like is None else np.ndim(like) > 2
         return array if as_arrays else array.reshape(len(array), -1)
@@ -158,7 +158,7 @@ class ArrayInput:
 
 
 def _without_wrapper(X: Any) -> Any:
-    """Convert tensors to arrays. Wrap PyTorch datasets so that samples are read on demand."""
+    """Convert tensors to arrays, and wrap PyTorch datasets to load samples on demand. Return other data unchanged."""
     if isinstance(X, IterableDataset):
         raise ValueError("X must be a map-style dataset (with len() and indexing), got an IterableDataset")
     if isinstance(X, Tensor):
@@ -176,9 +176,9 @@ def by_modality(X: Any) -> dict[str, Any]:
 
 
 def read_modalities(X: Any, shapes: Mapping[str, tuple[int, ...]] | None) -> dict[str, Array]:
-    """Validate the dtypes and shapes of the modalities and return them in the order of `shapes`.
+    """Validate the dtypes and shapes of the modalities and return one array per modality.
 
-    If `shapes` is None, samples may have any shape.
+    `shapes` contains the expected sample shape of each modality. If it is None, samples may have any shape.
     """
     parts = by_modality(X)
     if shapes is not None and set(parts) != set(shapes):

@@ -1,4 +1,4 @@
-"""Class labels: conversion to class indices and one-hot rows, and serialization."""
+"""Convert class labels to class indices, and save and restore classes."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class Labeled(NamedTuple):
 
 
 def label_vector(y: Any) -> Any:
-    """Convert one-hot rows of shape (n, k) to class indices of shape (n,). Return other labels unchanged."""
+    """Convert one-hot rows of shape (n, n_classes) to class indices of shape (n,). Return other labels unchanged."""
     array = np.asarray(y)
     if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "biuf":
         return y
@@ -32,8 +32,8 @@ def label_vector(y: Any) -> Any:
 def label_codes(labels: Any, classes: Any, n: int | None) -> Tensor:
     """Return the index of each label in `classes`, as a tensor of shape (n,).
 
-    `labels` is one label for all samples, or one label per sample. A string also matches a class of another type with
-    the same string representation. For example, ``"7"`` matches 7.
+    `labels` is a single label for all `n` samples, or a sequence with one label per sample. A string also matches a
+    class of another type with the same string representation. For example, ``"7"`` matches 7.
     """
     given = np.asarray(labels)
     known = list(np.asarray(classes).tolist())
@@ -57,7 +57,7 @@ def describe_classes(classes: Array) -> dict[str, Any]:
     kinds = {type(value) for value in values}
     if not kinds <= {bool, int, float, str}:
         names = sorted(kind.__name__ for kind in kinds)
-        raise StorageError(f"only labels that are numbers or strings can be saved, got {names}")
+        raise StorageError(f"only labels that are numbers or strings can be saved, got types {names}")
     return {"dtype": classes.dtype.str, "values": values}
 
 

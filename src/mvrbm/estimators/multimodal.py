@@ -33,24 +33,24 @@ class MMVRBM(ArrayRBM):
 
     .. math:: E = \sum_m [\varepsilon_m(X_m) - \langle Y, U_m X_m V_m^\top\rangle] - \langle C, Y\rangle
 
-    The data is a dict of arrays by modality, or a tuple of arrays, whose modalities are named "0", "1", and so on. A
-    modality can also be a vector of labels (integers or strings, with None or NaN for unknown labels) or an array of
-    one-hot rows. Such a modality becomes a categorical layer with a ``Dense`` coupling, and `sample` can then generate
-    samples with a given label.
+    The data is a dict of arrays keyed by modality, or a tuple of arrays, whose modalities are named "0", "1", and so
+    on. A modality can also be a vector of labels (integers or strings, with None or NaN for unknown labels) or an array
+    of one-hot rows. Such a modality becomes a categorical layer with a ``Dense`` coupling, and `sample` can then
+    generate samples with a given label.
 
-    `predict` predicts missing modalities from the others, and `inpaint` fills in unknown entries. `components_`,
-    `intercept_visible_` and `components` return dicts by modality.
+    `predict` predicts missing modalities from the given modalities, and `inpaint` fills in unknown entries.
+    `components_`, `intercept_visible_` and `components` are dicts keyed by modality.
 
     Parameters
     ----------
     hidden_shape : tuple of int, optional
         Shape of the hidden layer. Default: the shape of the first modality.
-    rank : int
+    rank : int, default=1
         Rank of the Kronecker couplings.
     coupling : Coupling, str, or dict of str to Coupling or str, optional
         Coupling for all modalities, or a dict with one coupling per modality. The dict may omit labels. Default:
         ``Kronecker(rank)``, and ``Dense()`` for labels.
-    visible : str or dict of str to str
+    visible : str or dict of str to str, default="bernoulli"
         Unit type for all modalities, or a dict with one unit type per modality. The dict may omit labels.
     hidden, n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps, warm_start
         See :class:`~mvrbm.MVRBM`.
@@ -62,7 +62,7 @@ class MMVRBM(ArrayRBM):
     modalities_ : list of str
         Names of the modalities.
     classes_ : dict of str to array
-        Classes of each modality that is a vector of labels.
+        Sorted classes of each modality that is a vector of labels.
 
     See Also
     --------
@@ -156,15 +156,15 @@ class MMVRBM(ArrayRBM):
     # -- prediction -------------------------------------------------------------------------------
 
     def predict(self, X: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
-        """Predict the modalities missing from `X`, given the others.
+        """Predict the modalities that are missing from `X`, given the other modalities.
 
         Parameters
         ----------
         X : dict or tuple of arrays
-            Some of the modalities. Modalities that are None or missing from a dict are predicted.
+            Some of the modalities. The other modalities must be None or missing from the dict.
         steps, burn_in : int
-            See :meth:`MVRBM.inpaint`. Not used to predict a single label from complete modalities, because its
-            probabilities are computed exactly.
+            See :meth:`MVRBM.inpaint`. Ignored when predicting a single label from complete modalities, because the
+            class probabilities are then computed exactly.
 
         Returns
         -------
@@ -180,7 +180,11 @@ class MMVRBM(ArrayRBM):
         return found if len(found) > 1 else next(iter(found.values()))
 
     def predict_proba(self, X: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
-        """Return class probabilities of shape (n, n_classes) for labels missing from `X`. See :meth:`predict`."""
+        """Return class probabilities for the labels that are missing from `X`.
+
+        The result is an array of shape (n, n_classes), or a dict of arrays keyed by modality if several labels are
+        missing. See :meth:`predict` for the parameters.
+        """
         means = self._predicted_means(X, steps, burn_in)
         found = {name: array for name, array in means.items() if name in self._labels}
         if not found:
@@ -189,7 +193,7 @@ class MMVRBM(ArrayRBM):
 
     @torch.no_grad()
     def _predicted_means(self, X: Any, steps: int, burn_in: int) -> dict[str, Array]:
-        """Return the means of the modalities missing from `X`, given the others."""
+        """Return the means of the modalities that are missing from `X`, keyed by modality."""
         check_is_fitted(self)
         machine = self.machine_
         given = {name: part for name, part in by_modality(X).items() if part is not None}
@@ -228,8 +232,8 @@ class MMVRBM(ArrayRBM):
         n : int, optional
             Number of samples. Default: one per label, or 1 if `label` is None.
         label : label, array of labels, or dict of str to label or array of labels, optional
-            One label for all samples, or one label per sample. If several modalities are labels, pass a dict by
-            modality. Given labels stay fixed. If None, labels are sampled too.
+            One label for all samples, or one label per sample. If several modalities are labels, pass a dict keyed
+            by modality. Given labels stay fixed. If None, labels are sampled too.
         steps, init, mask, mean
             See :meth:`MVRBM.sample`. If `label` is given, `init` must be ``"chains"``, ``"noise"`` or None, and
             sampling starts from persistent chains with the same label if there are any.
@@ -237,8 +241,8 @@ class MMVRBM(ArrayRBM):
         Returns
         -------
         dict of str to array
-            Samples by modality. Labels that were vectors in the training data are returned as vectors. If `mean` is
-            True, labels that are not fixed are the most probable labels.
+            Samples, keyed by modality. Labels that were vectors in the training data are returned as vectors. If `mean`
+            is True, labels that are not fixed are the most probable labels.
         """
         check_is_fitted(self)
         if label is None:
@@ -308,7 +312,7 @@ def _known_labels(y: Array) -> NDArray[np.bool_]:
 
 
 def _one_hot(y: Array, known: NDArray[np.bool_], classes: Array) -> Array:
-    """Convert labels to one-hot rows. The rows are bytes, or floats with NaN rows if some labels are unknown."""
+    """Convert labels to one-hot rows of bytes, or of floats with NaN for unknown labels if there are any."""
     codes = label_codes(y[known], classes, None).long().numpy()
     rows: Array = np.eye(len(classes), dtype=np.uint8)[codes]
     if known.all():

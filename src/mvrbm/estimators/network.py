@@ -1,4 +1,4 @@
-"""Feedforward networks with structured layers: the upward pass through a stack of machines, with logits on top."""
+"""Feedforward networks that consist of the upward pass through a stack of machines and a linear layer."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from mvrbm.estimators.inputs import VISIBLE
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 
-# Maximum number of samples that `initialize` uses to compute the scale of the fields.
+# Maximum number of samples that `initialize` uses to scale the weights.
 _INITIALIZATION_ROWS = 4096
 # Maximum number of samples that `class_distance` compares.
 _DISTANCE_ROWS = 1024
@@ -23,7 +23,7 @@ Drop = Callable[[Tensor, int], Tensor]
 
 
 class StructuredNetwork(nn.Module):
-    r"""Feedforward network with the couplings of a stack of machines as weights, and logits on top.
+    r"""Feedforward network with the couplings of a stack of machines as weights, followed by a linear layer.
 
     .. math:: z_0 = T(x - o), \qquad z_l = a(W_l z_{l-1} + c_l), \qquad \text{logits} = A z_L + d
 
@@ -51,12 +51,12 @@ class StructuredNetwork(nn.Module):
 
     @property
     def stack(self) -> list[BoltzmannMachine]:
-        """The machines in the stack, as a list."""
+        """List of the machines in the stack, from the lowest to the highest."""
         return [cast(BoltzmannMachine, machine) for machine in self.machines]
 
     @property
     def links(self) -> list[Coupling]:
-        """The couplings of the machines."""
+        """List of the couplings, one per machine."""
         return [machine.links[VISIBLE] for machine in self.stack]
 
     @property
@@ -65,9 +65,9 @@ class StructuredNetwork(nn.Module):
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def inputs(self, x: Tensor, number: int = 0) -> Tensor:
-        """Return the input to the coupling of machine `number`.
+        """Return the input to the coupling of machine `number`, with the same shape as `x`.
 
-        The input is the sufficient statistic of the visible layer, centered for Gaussian data.
+        The input is the sufficient statistic of the values `x` of the visible layer. Gaussian values are centered.
         """
         unit = self.stack[number].layers[VISIBLE]
         return unit.statistic(x - unit.bias if unit.arbitrary_zero else x)
@@ -75,7 +75,7 @@ class StructuredNetwork(nn.Module):
     def features(self, x: Tensor, drop: Drop | None = None) -> Tensor:
         """Return the activations of the top layer, of shape (n, *hidden shape).
 
-        If `drop` is given, it is applied to the data and to the activations of each layer.
+        If given, `drop` is applied to the data and to the activations of each layer.
         """
         z = x
         for number, machine in enumerate(self.stack):
@@ -92,7 +92,7 @@ class StructuredNetwork(nn.Module):
 
     @torch.no_grad()
     def center(self) -> None:
-        """Adjust the hidden biases of machines trained without centering to the centered inputs of this network."""
+        """Adjust the hidden biases of pretrained machines, because this network centers its inputs."""
         for number, machine in enumerate(self.stack):
             zero = machine.like.new_zeros((1, *machine.layers[VISIBLE].shape))
             machine.hidden.absorb(-machine.links[VISIBLE].to_hidden(self.inputs(zero, number))[0])
@@ -123,7 +123,7 @@ class StructuredNetwork(nn.Module):
 
 
 def field_of(link: Coupling, x: Tensor) -> Tensor:
-    """Compute `link.to_hidden(x)`, with plain matrix products for Kronecker couplings between matrices.
+    """Compute `link.to_hidden(x)`, using plain matrix products for Kronecker couplings between matrices.
 
     Intermediate arrays have the layout (I, n, J), so that each step is a single matrix product over the whole batch.
     With autograd, this is a third faster than `to_hidden`.
@@ -141,7 +141,8 @@ def field_of(link: Coupling, x: Tensor) -> Tensor:
 def class_distance(inputs: Tensor, codes: Tensor) -> float:
     """Return the median distance from a sample to the nearest sample in another class.
 
-    `inputs` has shape (n, *shape), and `codes` contains class indices of shape (n,).
+    `inputs` has shape (n, *shape), and `codes` contains class indices of shape (n,). Large datasets are subsampled. If
+    there is only one class, the result is 0.
     """
     every = -(-len(inputs) // _DISTANCE_ROWS)
     x = inputs[::every].flatten(1)
@@ -156,11 +157,11 @@ def virtual_adversarial_loss(
 ) -> Tensor:
     r"""Return the virtual adversarial loss of each sample, as a tensor of shape (n,).
 
-    The loss is the change in the predictions when each sample moves by :math:`r` in the direction in which they change
-    most: :math:`\mathrm{KL}(p(\cdot \mid x) \,\|\, p(\cdot \mid x + r))`, with the first distribution held constant.
-    The perturbation :math:`T(r)`, in which Gaussian entries are measured in standard deviations, has length `distance`
-    and the direction of the gradient of the divergence at a random point on the sphere. This direction is one step of
-    power iteration. The entropy of the predictions at :math:`x + r`, multiplied by `certainty`, is added to the loss.
+    The loss is the divergence :math:`\mathrm{KL}(p(\cdot \mid x) \,\|\, p(\cdot \mid x + r))`, where :math:`r` points
+    in the direction in which the predictions change most. The first distribution is held constant. The length of
+    :math:`T(r)`, in which Gaussian entries are measured in standard deviations, is `distance`. The direction is found
+    by one step of power iteration: it is the gradient of the divergence at a random point on the sphere. The loss also
+    includes the entropy of the predictions at :math:`x + r`, multiplied by `certainty`.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Outlier detection by masked prediction. Outliers are samples whose entries are inconsistent with each other."""
+"""Outlier detection by masked prediction. Outliers are samples whose entries do not fit together."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ _UPDATES = 3000
 _LARGEST_AXIS = 32
 # Maximum number of hidden units if `hidden_shape` is None and samples are rows.
 _LARGEST_ROW = 256
-# Maximum number of entries for a full weight matrix. Structured couplings save little in such small samples.
+# Maximum number of entries in a sample for which a full weight matrix is used. Structured couplings save little for
+# such small samples.
 _SMALL = 256
-# Number of blocks per axis if `block_shape` is None. Blocks in a 28 x 28 image have 4 x 4 entries.
+# Number of blocks per axis if `block_shape` is None. In a 28 x 28 image, each block has 4 x 4 entries.
 _BLOCKS_PER_AXIS = 7
-# `explain` hides one of this many parts of the blocks at a time, so that entries next to a defect are predicted well.
+# Number of parts that `explain` divides the blocks into. It masks one part at a time, so that most of the entries
+# around a defect remain visible.
 _MAP_PARTS = 8
-# Number of random partitions of the blocks over which `explain` averages.
+# Number of random partitions of the blocks that `explain` averages over.
 _MAP_ROUNDS = 4
-# Maximum number of training samples used to compute the threshold.
+# Maximum number of training samples used to compute the threshold and the dispersion.
 _MOST_REFERENCES = 1000
-# Distance of the automatic threshold below the median training score, in units of the distance between the median and
-# the lowest tenth. Scores have a long lower tail, in which fences from the quartiles would report normal samples.
+# Distance of the automatic threshold below the median training score, as a multiple of the distance between the median
+# and the 10th percentile. Scores have a long lower tail, so a threshold based on quartiles would flag normal samples.
 _FENCE = 2.5
 
 
@@ -57,52 +59,55 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
 
     The detector trains a machine on the data. To score a sample, it masks half of the entries, in blocks, and predicts
     them from the other half. The score is the mean difference between the machine's predicted variances and the squared
-    errors. Samples may be rows, matrices or arrays of any order. Missing entries (NaN) are neither used nor scored.
+    errors. Samples may be rows, matrices or arrays of any order. Missing entries (NaN) are ignored.
 
     Parameters
     ----------
     hidden_shape : tuple of int, optional
         Shape of the hidden layer, with as many axes as a sample. Default: the shape of a sample, limited to 32 units
         per axis, or to 256 units if samples are rows.
-    rank : int
+    rank : int, default=8
         Rank of the Kronecker coupling for matrices and tensors. Rows and arrays with at most 256 entries use a
         ``Dense`` coupling instead.
-    visible : str
-        Unit type of the data, as listed by :func:`mvrbm.units.unit_names`. ``"auto"`` selects ``"bernoulli"`` for bytes
-        and for values from 0 to 1, and ``"gaussian"`` otherwise.
+    visible : str, default="auto"
+        Unit type for the data. See :func:`mvrbm.units.unit_names` for all types. ``"auto"`` selects ``"bernoulli"`` for
+        bytes and for values from 0 to 1, and ``"gaussian"`` otherwise.
     visible_shape : tuple of int, optional
         Shape of a sample if the input has shape (n, n_features). If None, each row is a vector.
-    contamination : "auto" or float
+    contamination : "auto" or float, default="auto"
         Fraction of outliers in the training data, in the range (0, 0.5]. It determines the threshold `offset_`.
-        ``"auto"`` places the threshold 2.5 times as far below the median training score as the 10th percentile is.
+        ``"auto"`` sets the threshold to ``median - 2.5 * (median - p10)``, where ``p10`` is the 10th percentile of the
+        training scores.
     block_shape : tuple of int, optional
-        Shape of the blocks to mask. Default: a seventh of each axis, or single entries if samples are rows.
-    n_masks : int
+        Shape of the blocks to mask. Default: one seventh of each axis, or single entries if samples are rows.
+    n_masks : int, default=10
         Number of masks. It must be even, because masks come in pairs: the second mask of a pair hides the blocks that
         the first mask shows.
     n_epochs : int, optional
         Number of epochs. Default: enough epochs for 3,000 updates.
-    batch_size, learning_rate, recipe : optional
+    batch_size, learning_rate : optional
         See :class:`MVRBM`.
-    random_state : int, RandomState or None
-        Random seed for training. The masks do not depend on the seed.
-    device : str
+    recipe : str or Recipe, default="generative"
+        Training settings. See :class:`MVRBM`.
+    random_state : int, RandomState or None, default=None
+        Seed or generator for training. Pass an int for reproducible results. The masks do not depend on it.
+    device : str or torch.device, default="auto"
         Device to run on, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if one is available.
-    verbose : int
-        Whether to show a progress bar during training.
+    verbose : int, default=0
+        If nonzero, show a progress bar during training.
 
     Attributes
     ----------
     model_ : TVRBM
         The model trained on the data.
     dispersion_ : float
-        Factor by which the machine's predicted variances are multiplied: the ratio of the squared errors to the
-        predicted variances on the training data. It is less than 1 for grayscale data, because Bernoulli units predict
-        the variances of zeros and ones.
+        Ratio of the squared errors to the machine's predicted variances on the training data. Scores multiply the
+        predicted variances by this factor. It is less than 1 for grayscale data, because Bernoulli units predict the
+        variances of binary values.
     offset_ : float
         Score threshold. Samples with lower scores are outliers.
     n_features_in_, feature_names_in_
-        Same as in scikit-learn's estimators.
+        Number of features and, for data frames, their names.
 
     Examples
     --------
@@ -142,7 +147,12 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         X : array of shape (n, \*visible_shape) or (n, n_features), or Shards
             Training data.
         y : None
-            Ignored. Present for API consistency by convention.
+            Not used, present here for API consistency by convention.
+
+        Returns
+        -------
+        self : object
+            Fitted estimator.
         """
         self._check_parameters()
         data = self._read(X, reset=True)
@@ -160,7 +170,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return self
 
     def _threshold(self, scores: Array) -> float:
-        """Compute the threshold from the scores of the training samples."""
+        """Return the score threshold, given the scores of the training samples."""
         if self.contamination != "auto":
             return float(np.percentile(scores, 100 * self.contamination))
         low, median = np.percentile(scores, (10, 50))
@@ -173,7 +183,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
             raise ValueError(f"n_masks must be even, because masks come in pairs, got {self.n_masks}")
 
     def _new_model(self, data: Array, n: int) -> TVRBM:
-        """Create an untrained model for `n` samples like `data`, and resolve automatic settings."""
+        """Create an untrained model for `n` samples like `data`, with all automatic settings resolved."""
         shape = data.shape[1:] if self.visible_shape is None else as_shape(self.visible_shape, "visible_shape")
         recipe = as_recipe(self.recipe)
         batch_size = whole_number(recipe.batch_size if self.batch_size is None else self.batch_size, "batch_size")
@@ -206,7 +216,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     def score_samples(self, X: Any) -> Array:
         """Return the score of each sample, as an array of shape (n,).
 
-        Higher is more normal. The mean score of the training data is about 0.
+        Higher scores are more normal. The mean score of the training data is about 0.
         """
         check_is_fitted(self)
         error, variance = self._means(self._read(X, reset=False))
@@ -223,12 +233,12 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return np.where(self.decision_function(X) < 0, -1, 1)
 
     def explain(self, X: Any) -> Array:
-        """Return an anomaly map of each sample, with the shape of X.
+        """Return an anomaly map for each sample, as an array with the shape of X.
 
-        The map measures how unlikely each entry is given the others: its value is the squared error minus the predicted
-        variance of the entry when the entry's block is masked. An eighth of all blocks is masked at a time. The map is
-        smoothed over neighboring entries with a window half a block wide. Values far above 0 are surprising. Missing
-        entries (NaN) count as 0 in the smoothing. For Gaussian units, errors are measured in standard deviations.
+        The map shows how unlikely each entry is given the other entries. Its values are the squared errors minus the
+        predicted variances of the entries when their blocks are masked. One eighth of the blocks is masked at a time.
+        The map is smoothed over neighboring entries, with a window half a block wide, and missing entries (NaN) count
+        as 0. Values far above 0 are anomalous. For Gaussian units, errors are measured in standard deviations.
         """
         check_is_fitted(self)
         unit = self.model_.machine_.layers[VISIBLE]
@@ -269,9 +279,9 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return block
 
     def _means(self, data: Any, *, check: bool = True) -> Array:
-        """Return the mean squared error and mean predicted variance per sample, as an array of shape (2, n).
+        """Return the mean squared error and the mean predicted variance of each sample, as an array of shape (2, n).
 
-        The means are over the observed entries.
+        The means are taken over the observed entries.
         """
         means = []
         for errors, variances, observed in self._errors(data, parts=2, rounds=self.n_masks // 2, check=check):
@@ -327,7 +337,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         restore_names(self, described["feature_names"])
 
     def __sklearn_tags__(self) -> Any:
-        """Declare NaN support to scikit-learn."""
+        """Return scikit-learn tags, which declare support for NaN."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags

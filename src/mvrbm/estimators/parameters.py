@@ -24,7 +24,8 @@ from mvrbm.validation import choice
 #: Negative phase for each value of the parameter `negative`.
 NEGATIVE_PHASES = {"cd": CD, "pcd": PCD, "tempered": TemperedPCD}
 
-# If the learning rate decays over fewer updates than this, generated samples stay blurred.
+# Shortest time scale of the learning rate decay, in updates, that is suitable for sampling. With faster decay, samples
+# remain blurry.
 _SHORTEST_DECAY = 1000
 
 
@@ -48,7 +49,7 @@ class TrainingParameters:
     verbose: int = 0
 
     def _recipe(self) -> Recipe:
-        """Return the recipe, overridden by the individual training parameters."""
+        """Return the recipe. Training parameters that are not None, such as `n_epochs`, override its settings."""
         recipe = as_recipe(self.recipe)
         phase = recipe.negative
         if self.negative is not None:
@@ -82,8 +83,8 @@ class Layer:
     shape : int or sequence of int, optional
         Shape of the layer. Default: the shape of the layer below.
     coupling : Coupling or str, optional
-        Coupling without shapes, such as ``Dense()``. The stack uses a copy. Default: ``Kronecker(rank)`` with the
-        stack's `rank`.
+        Coupling, such as ``Dense()``, or its name. The stack uses a copy of the coupling. Default: ``Kronecker(rank)``
+        with the stack's `rank`.
     hidden : str, optional
         Unit type. Default: the stack's parameter `hidden`.
     """
@@ -94,7 +95,7 @@ class Layer:
 
 
 def without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that are not None."""
+    """Return a dict of the settings whose values are not None."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -104,29 +105,32 @@ def seed_of(random_state: Any) -> int:
 
 
 def unit_named(kind: Any, shape: tuple[int, ...], parameter: str = "visible") -> Unit:
-    """Create units of the given kind for a layer of the given shape.
+    """Create units of type `kind` for a layer of the given shape.
 
     Raises
     ------
     ValueError
-        If there is no such kind of unit. The message names `parameter`, the estimator parameter that was invalid.
+        If the unit type is unknown. The message refers to the estimator parameter `parameter`.
     """
     return make_unit(choice(kind, parameter, unit_names()), shape)
 
 
 def is_named(unit: Unit, kind: Any) -> bool:
-    """Return whether the unit is of the given kind."""
+    """Return whether `unit` has the same type and settings as units created from the name `kind`."""
     other = unit_named(kind, unit.shape)
     return (unit.name, unit.config()) == (other.name, other.config() | {"bias_shape": list(unit.bias_shape)})
 
 
 def unconnected(coupling: Any, what: str = "coupling") -> Coupling:
-    """Create a coupling without shapes, from another coupling or from a string such as ``"kronecker:8"``."""
+    """Return a new coupling without layer shapes, given another coupling or a string such as ``"kronecker:8"``.
+
+    `what` describes the parameter in error messages.
+    """
     if isinstance(coupling, str):
         return make_coupling(coupling)
     if not isinstance(coupling, Coupling):
         raise ValueError(
-            f"{what} must be a coupling such as Dense() or Kronecker(8), or the name of one, got {coupling!r}"
+            f"{what} must be a coupling such as Dense() or a string such as 'kronecker:8', got {coupling!r}"
         )
     return coupling.copy_without_shapes()
 
@@ -144,9 +148,10 @@ def check_axes(link: Coupling, unit: Unit, hidden_shape: tuple[int, ...]) -> Non
 
 
 def unsuited_reason(name: str | Recipe, recipe: Recipe) -> str | None:
-    """Return the reason why training with a recipe leads to poor samples, or None if the recipe is suitable.
+    """Return the reason why a recipe leads to poor samples, or None if the recipe is suitable for sampling.
 
-    `name` is the value of the parameter `recipe`, and `recipe` contains the settings used in training.
+    The reason completes the sentence "The model was trained ...". `name` is the value of the estimator parameter
+    `recipe`, and `recipe` contains the settings used in training.
     """
     if not recipe.negative.chain_shape:
         return f"with {recipe.negative}"

@@ -29,15 +29,16 @@ from mvrbm.training.checkpoints import DescentCheckpoint, digest_of
 from mvrbm.updates.recipe import Recipe
 from mvrbm.validation import whole_number
 
-# Parameters that describe where and how an estimator runs, and are not part of the model.
+# Parameters that control how an estimator runs. They are not part of the model.
 _NOT_SAVED = ("device", "verbose")
 
-# Parameters renamed since earlier versions: former name -> current name. Version 0.1 used the first two former names,
-# and versions 0.1 and 0.2 used British spelling.
+# Maps former parameter names to current names. Version 0.1 used `n_iter` and `preset`, and versions 0.1 and 0.2 used
+# `unlabelled_batch_size`.
 _FORMER_NAMES = {"n_iter": "n_epochs", "preset": "recipe", "unlabelled_batch_size": "unlabeled_batch_size"}
-# Parameters renamed in individual classes. Up to version 0.2, the imputer's parameter `hidden` selected the correction.
+# Maps former parameter names to current names, for names that changed in a single class. Up to version 0.2, the
+# imputer's parameter `correction` was called `hidden`.
 _FORMER_NAMES_OF: dict[str, dict[str, str]] = {"MVRBMImputer": {"hidden": "correction"}}
-# Renamed parameter values: (class, current parameter name) -> former value -> current value.
+# Maps former parameter values to current values, for each class and current parameter name.
 _FORMER_VALUES: dict[tuple[str, str], dict[str, str]] = {("MVRBMImputer", "correction"): {"gaussian": "none"}}
 
 
@@ -52,18 +53,21 @@ class SavedEstimator(BaseEstimator):
         return sum(parameter.numel() for parameter in learned.parameters() if parameter.requires_grad)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Save the fitted model to a folder. Use :func:`mvrbm.load` to load it.
+        """Save the fitted model to a folder and return the path of the folder.
 
-        If the folder already contains a model, the model is replaced.
+        Use :func:`mvrbm.load` to load the model. If the folder already contains a model, that model is replaced.
         """
         return self._save(folder)
 
     def save_pretrained(self, folder: str | os.PathLike[str], **card: Any) -> Path:
-        """Save the fitted model together with a model card. See :func:`mvrbm.save_pretrained`."""
+        """Save the fitted model with a model card and return the path. See :func:`mvrbm.save_pretrained`."""
         return self._save(folder, ModelCard(**card))
 
     def push_to_hub(self, name: str, **options: Any) -> str:
-        """Upload the fitted model and a model card to the Hugging Face Hub. See :func:`mvrbm.push_to_hub`."""
+        """Upload the fitted model and a model card to the Hugging Face Hub. Return the URL of the commit.
+
+        See :func:`mvrbm.push_to_hub` for the options.
+        """
         return push_to_hub(self, name, **options)
 
     def _save(self, folder: str | os.PathLike[str], card: ModelCard | None = None) -> Path:
@@ -79,7 +83,7 @@ class SavedEstimator(BaseEstimator):
 
     @classmethod
     def from_folder(cls, folder: Path, config: Mapping[str, Any], device: str | torch.device) -> Self:
-        """Load a model from a folder and its parsed config. :func:`mvrbm.load` calls this method."""
+        """Load a model from a folder, given its parsed `config.json`. :func:`mvrbm.load` calls this method."""
         described = config[ESTIMATOR]
         params = _with_present_names(cls.__name__, described["params"])
         if "random_state" in params:
@@ -90,28 +94,29 @@ class SavedEstimator(BaseEstimator):
 
     @abstractmethod
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
-        """Write the model to an existing folder. `extra` contains additional entries for the config."""
+        """Write the model to an existing folder. `extra` contains additional entries for `config.json`."""
 
     @abstractmethod
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
-        """Read the model from a folder. `described` is the estimator's entry in the config."""
+        """Restore the model from a folder. `described` is the estimator's entry in `config.json`."""
 
     @classmethod
     def _from_json(cls, name: str, value: Any) -> Any:
-        """Convert a parameter value from JSON."""
+        """Convert the value of the parameter `name` from its JSON representation."""
         return _from_json(name, value)
 
     def _description(self) -> dict[str, Any]:
         """Return the class name and the parameters as JSON-serializable values."""
         params = {name: value for name, value in self.get_params(deep=False).items() if name not in _NOT_SAVED}
         if not isinstance(params["random_state"], int | np.integer):
-            del params["random_state"]  # a generator's state is not a setting
+            del params["random_state"]  # the state of a random number generator is not saved
         return {"class": type(self).__name__, "params": {name: _to_json(value) for name, value in params.items()}}
 
     def _warn_once(self, reason: str | None, advice: str = "") -> None:
-        """Warn, once per model, that it was trained in a way that leads to poor samples.
+        """Warn, at most once per model, that it was trained in a way that leads to poor samples.
 
-        If `reason` is None, do nothing.
+        `reason` describes the training, such as "with mode='hybrid'". If it is None, there is no warning. `advice`
+        lists settings to recommend in addition to ``recipe='generative'``.
         """
         if reason is None or getattr(self, "_warned", False):
             return
@@ -122,7 +127,7 @@ class SavedEstimator(BaseEstimator):
 
 
 def _with_present_names(class_name: str, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the names and values of saved parameters to the current version."""
+    """Convert saved parameter names and values from earlier versions to the current version."""
     names = {**_FORMER_NAMES, **_FORMER_NAMES_OF.get(class_name, {})}
     params = {}
     for former, value in saved.items():
@@ -133,7 +138,7 @@ def _with_present_names(class_name: str, saved: Mapping[str, Any]) -> dict[str, 
 
 
 def _from_json(name: str, value: Any) -> Any:
-    """Convert a parameter value from JSON."""
+    """Convert the value of the parameter `name` from its JSON representation."""
     if isinstance(value, Mapping):
         if name == "recipe":
             return Recipe.from_config(value)
@@ -172,7 +177,7 @@ def restore_names(estimator: Any, names: Any) -> None:
     if names is None:
         return
     if len(names) != estimator.n_features_in_ or not all(isinstance(name, str) for name in names):
-        raise StorageError(f"feature_names must be {estimator.n_features_in_} strings, got {names!r:.100}")
+        raise StorageError(f"feature_names must be a list of {estimator.n_features_in_} strings, got {names!r:.100}")
     estimator.feature_names_in_ = np.asarray(names, dtype=object)
 
 
@@ -181,7 +186,8 @@ def stored_descent(
 ) -> DescentCheckpoint | None:
     """Return a checkpoint for an estimator trained by backpropagation, or None if `folder` is None.
 
-    The estimator's parameters, the training settings and a digest of the data identify the training run.
+    The checkpoint identifies the training run by the estimator's parameters, the training settings and a digest of the
+    data. If `force` is True, training can resume even if these have changed.
     """
     if folder is None:
         return None
@@ -189,6 +195,6 @@ def stored_descent(
         name: repr(value) for name, value in estimator.get_params(deep=False).items() if name not in _NOT_SAVED
     }
     if not isinstance(estimator.random_state, int | np.integer):
-        params["random_state"] = None  # the user did not choose the seed, so any seed can resume the run
+        params["random_state"] = None  # the user did not choose the seed, so the run can be resumed with any seed
     identity = {**params, "plan": plan.identity(), "data": digest_of(*data)}
     return DescentCheckpoint(Path(folder), identity, force)

@@ -19,11 +19,11 @@ def _make_class() -> type:
     base: Any = require("pyod.models.base", "PyODDetector", "pyod").BaseDetector
 
     class PyODDetector(base):
-        """Outlier detection by masked prediction, with the PyOD interface. Outliers have label 1 and high scores.
+        """Outlier detector with the PyOD interface, based on masked prediction. Outliers have label 1 and high scores.
 
         Parameters
         ----------
-        contamination : float
+        contamination : float, default=0.1
             Fraction of outliers in the training data, in the range (0, 0.5].
         detector : MVRBMOutlierDetector, optional
             The detector to use. Its parameter `contamination` is ignored. Default: ``MVRBMOutlierDetector()``.
@@ -31,9 +31,9 @@ def _make_class() -> type:
         Attributes
         ----------
         decision_scores_ : array of shape (n,)
-            Scores of the training data.
+            Outlier scores of the training data.
         labels_ : array of shape (n,)
-            1 for outliers in the training data, 0 for all other samples.
+            Labels of the training data: 1 for outliers and 0 for inliers.
         threshold_ : float
             Score threshold. Samples with higher scores are outliers.
         detector_ : MVRBMOutlierDetector
@@ -45,7 +45,7 @@ def _make_class() -> type:
             self.detector = detector
 
         def fit(self, X: Any, y: Any = None) -> Self:
-            """Train the detector. `y` is ignored."""
+            """Train the detector and return it. `y` is ignored."""
             self._set_n_classes(y)
             self.detector_ = (MVRBMOutlierDetector() if self.detector is None else clone(self.detector)).fit(X)
             self.decision_scores_ = self.decision_function(X)
@@ -53,7 +53,7 @@ def _make_class() -> type:
             return self
 
         def decision_function(self, X: Any) -> NDArray[np.floating[Any]]:
-            """Return the outlier score of each sample, as an array of shape (n,). Higher is more abnormal."""
+            """Return the outlier score of each sample, as an array of shape (n,). Higher scores are more abnormal."""
             return -self.detector_.score_samples(X)
 
     # Pickle looks up the class by these names.

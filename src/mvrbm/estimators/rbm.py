@@ -103,24 +103,24 @@ class MVRBM(TVRBM):
     ----------
     hidden_shape : tuple of int, optional
         Shape of the hidden layer, with as many axes as a sample. Default: the shape of a sample.
-    rank : int
+    rank : int, default=1
         Number of bilinear maps :math:`U_r X V_r^\top` in the sum.
     coupling : Coupling or str, optional
         Coupling to use instead of ``Kronecker(rank)``, such as ``Dense()``, ``CP(8)`` or ``"mpo:3"``.
-    visible, hidden : str
-        Unit type of the visible and the hidden layer: ``"bernoulli"`` (values from 0 to 1), ``"gaussian"`` (real
+    visible, hidden : str, default="bernoulli"
+        Unit types of the visible and hidden layers: ``"bernoulli"`` (values from 0 to 1), ``"gaussian"`` (real
         values), ``"gaussian-learned"`` (real values with learned variances), ``"categorical"`` (one-hot along the last
         axis), or another name listed by :func:`mvrbm.units.unit_names`.
     visible_shape : tuple of int, optional
-        Shape of a sample if the input has shape (n, n_features). If None, each row is a vector. Not required for input
+        Shape of a sample if the input has shape (n, n_features). If None, each row is a vector. Not needed for input
         of shape (n, I, J).
     n_epochs : int, optional
         Number of epochs. Default: the recipe's value (10 in the default recipe).
     batch_size : int, optional
         Number of samples per update. Default: the recipe's value (100 in the default recipe).
     learning_rate : float, optional
-        Learning rate. Default: the recipe's value. The default recipe computes it from the layer sizes.
-    recipe : str or Recipe
+        Initial learning rate. Default: the recipe's value. The default recipe computes it from the layer sizes.
+    recipe : str or Recipe, default="default"
         Training settings: ``"default"`` (for feature extraction), ``"generative"`` (for sampling and for filling in
         missing entries), ``"paper"`` (Algorithm 1 in the paper), or a :class:`~mvrbm.training.Recipe`.
     negative : {"cd", "pcd", "tempered"}, optional
@@ -130,42 +130,43 @@ class MVRBM(TVRBM):
         Number of persistent chains, for ``"pcd"`` and ``"tempered"``. Default: 100, or the recipe's value.
     gibbs_steps : int, optional
         Number of Gibbs steps per update. Default: the recipe's value (1 in the default recipe).
-    warm_start : bool
+    warm_start : bool, default=False
         Whether `fit` continues training a fitted or loaded model for `n_epochs` more epochs instead of training a new
         model.
-    backend : str
-        ``"auto"`` selects the fastest implementation for the model and the device. ``"reference"`` computes gradients
-        with autograd. For the names of the other implementations, see :class:`mvrbm.training.Trainer`.
-    random_state : int, RandomState or None
-        Random seed.
-    device : str
+    backend : str, default="auto"
+        Implementation of the updates. ``"auto"`` selects the fastest implementation for the model and the device.
+        ``"reference"`` computes gradients with autograd. See :class:`mvrbm.training.Trainer` for the other
+        implementations.
+    random_state : int, RandomState or None, default=None
+        Seed or generator for random numbers. Pass an int for reproducible results.
+    device : str or torch.device, default="auto"
         Device to run on, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if one is available.
-    verbose : int
-        Whether to show a progress bar.
+    verbose : int, default=0
+        If nonzero, show a progress bar.
 
     Attributes
     ----------
     machine_ : BoltzmannMachine
         The fitted machine.
     trainer_ : Trainer or None
-        The model's trainer, or None if the model was loaded.
+        The model's trainer, or None if the model was loaded from a folder.
     history_ : list of dict
         Metrics logged by callbacks.
     visible_shape_ : tuple of int
         Shape of a sample.
     n_epochs_, n_updates_ : int
-        Number of epochs and number of updates that the model has been trained for.
+        Number of epochs and updates that the model has been trained for.
     interrupted_ : bool
         Whether Ctrl-C or SIGTERM stopped the last call to `fit`.
     components_ : array of shape (n_hidden, n_visible_features)
         Weights, as in scikit-learn's `BernoulliRBM`. Not available if the matrix would exceed 67 million entries.
     intercept_visible_, intercept_hidden_ : array
-        Biases of the visible and the hidden layer, as in scikit-learn's `BernoulliRBM`.
+        Biases of the visible and hidden units, as in scikit-learn's `BernoulliRBM`.
     n_parameters_ : int
         Number of learned parameters.
     chains_ : dict of str to Tensor
-        Up to 100 persistent chains from training, by layer. `sample` starts from these chains. Empty if the model has
-        no persistent chains.
+        Up to 100 persistent chains from training, keyed by layer name. `sample` starts from these chains. The dict is
+        empty if the model has no persistent chains.
 
     Examples
     --------
@@ -193,7 +194,7 @@ class RBM(SingleLayerRBM):
 
     Parameters
     ----------
-    hidden_shape : int
+    hidden_shape : int, default=256
         Number of hidden units.
     coupling : Coupling or str, optional
         Coupling to use instead of a full weight matrix (``Dense()``).
@@ -231,7 +232,7 @@ class RBM(SingleLayerRBM):
 
     @classmethod
     def from_sklearn(cls, fitted: Any, *, device: str | torch.device = "auto") -> RBM:
-        """Create an RBM from a fitted scikit-learn `BernoulliRBM`."""
+        """Create a fitted RBM with the weights, biases and training parameters of a scikit-learn `BernoulliRBM`."""
         check_is_fitted(fitted, ["components_", "intercept_hidden_", "intercept_visible_"])
         weights = np.asarray(fitted.components_)
         settings = {name: getattr(fitted, name) for name in ("batch_size", "learning_rate", "random_state")}

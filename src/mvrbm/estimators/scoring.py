@@ -1,4 +1,4 @@
-"""Scoring of data under a fitted model: `score_samples`, `score`, `log_likelihood`, `free_energy`."""
+"""Score data under a fitted model: `score_samples`, `score`, `log_likelihood`, `free_energy`."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from mvrbm.estimators.base import BaseRBM
 from mvrbm.estimators.batches import Array, batches, joined, n_samples
 from mvrbm.likelihood import LikelihoodInterval, log_likelihood_interval, pseudo_log_likelihood
 
-# Number of entries for which `score_samples` computes the exact conditional probability by default.
+# Number of entries per sample for which `score_samples` computes exact conditional probabilities by default.
 _SCORED_SITES = 16
 
 
@@ -19,16 +19,16 @@ class ScoringMixin(BaseRBM):
     def score_samples(self, X: Any, *, exact: bool = False) -> Array:
         """Return the pseudo-log-likelihood of each sample, as an array of shape (n,).
 
-        By default, the result for samples with more than 16 entries is an unbiased estimate, which uses the exact
-        conditional probabilities of 16 entries and approximations for the others. See
-        :func:`mvrbm.likelihood.pseudo_log_likelihood`. The estimate takes less time than one training epoch. The
-        result is deterministic.
+        By default, the result for samples with more than 16 entries is an unbiased estimate that combines the exact
+        conditional probabilities of 16 entries with approximations for all other entries. See
+        :func:`mvrbm.likelihood.pseudo_log_likelihood`. The estimate takes less time than one training epoch, and it is
+        deterministic.
 
         Parameters
         ----------
         X : array
             Data, as for :meth:`fit`.
-        exact : bool
+        exact : bool, default=False
             Whether to compute the conditional probability of every entry exactly.
         """
         check_is_fitted(self)
@@ -38,24 +38,24 @@ class ScoringMixin(BaseRBM):
         )
 
     def score(self, X: Any, y: Any = None, *, exact: bool = False) -> float:
-        """Return the mean of :meth:`score_samples` over the samples. `y` is ignored."""
+        """Return the mean of :meth:`score_samples` over all samples. `y` is ignored."""
         return float(np.mean(self.score_samples(X, exact=exact)))
 
     def log_likelihood(
         self, X: Any, *, n_chains: int = 100, n_steps: int = 1000, burn_in: int | None = None
     ) -> LikelihoodInterval:
-        """Estimate the mean log-likelihood of the data, in nats per sample, with an interval.
+        """Return an interval estimate of the mean log-likelihood of the data, in nats per sample.
 
-        The interval covers the uncertainty in log Z. See :func:`mvrbm.likelihood.log_likelihood_interval`. The
+        The interval reflects the uncertainty in log Z. See :func:`mvrbm.likelihood.log_likelihood_interval`. The
         likelihood of a stack cannot be estimated.
 
         Parameters
         ----------
         X : array
-            Complete data.
-        n_chains : int
+            Data without missing entries.
+        n_chains : int, default=100
             Number of annealing chains in each direction.
-        n_steps : int
+        n_steps : int, default=1000
             Number of annealing steps.
         burn_in : int, optional
             Number of Gibbs steps before reverse annealing. These steps start from the persistent chains from training,

@@ -1,8 +1,8 @@
 """Parameter sweeps: train one estimator with many settings, such as seeds, learning rates or ranks, on the same data.
 
-On a GPU, machines with the same shapes are trained together in the same kernels, because one small machine cannot keep
-the GPU busy. See :func:`mvrbm.training.fit_together`. With several processes (``torchrun``), each process trains some
-of the candidates.
+On a GPU, machines with the same shapes are trained together in the same kernels, because a single small machine cannot
+keep the GPU busy. See :func:`mvrbm.training.fit_together`. With several processes (``torchrun``), each process trains
+some of the candidates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Candidate:
     params: dict[str, Any]
     #: The fitted estimator, or None if training diverged or another process trained this candidate.
     estimator: Any = field(repr=False, default=None)
-    #: Score on the held-out samples. Higher is better.
+    #: Score on the held-out samples, or -inf if training diverged. Higher scores are better.
     score: float = float("-inf")
     #: Whether training diverged.
     diverged: bool = False
@@ -45,7 +45,7 @@ class Candidate:
 
 
 class Sweep:
-    """Parameter sweep that trains one estimator with many settings at once and selects the best.
+    """Parameter sweep that trains one estimator with many settings and selects the best result.
 
     Parameters
     ----------
@@ -55,11 +55,12 @@ class Sweep:
         Mapping from parameter names to values to try, as in scikit-learn's `ParameterGrid`. It may contain
         `random_state`.
     scoring : callable, optional
-        Function with the signature ``scoring(estimator, X, y)`` that returns a score for a fitted estimator on held-out
-        samples. Higher is better. `y` is None if there are no labels. Default: the estimator's `score` method.
-    validation_fraction : float
+        Function with the signature ``scoring(estimator, X, y)`` that returns the score of a fitted estimator on
+        held-out samples. Higher scores are better. `y` is None if there are no labels. Default: the estimator's `score`
+        method.
+    validation_fraction : float, default=0.1
         Fraction of the samples to hold out for scoring.
-    random_state : int
+    random_state : int, default=0
         Random seed for selecting the held-out samples.
 
     Attributes
@@ -67,7 +68,7 @@ class Sweep:
     candidates_ : list of Candidate
         All candidates, in grid order.
     best_estimator_, best_params_, best_score_
-        Estimator, parameters and score of the candidate with the highest score.
+        Fitted estimator, parameters and score of the candidate with the highest score.
 
     Examples
     --------
@@ -105,15 +106,20 @@ class Sweep:
         Parameters
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features)
-            Training and validation data.
+            Data to split into training samples and held-out samples.
         y : array of shape (n,), optional
             Labels to pass to `scoring`.
         checkpoints : path, optional
             Checkpoint folder. Each candidate is saved after each epoch, and training resumes from existing checkpoints.
             With checkpoints, candidates are trained one after another.
-        force : bool
+        force : bool, default=False
             Whether to resume from checkpoints even if they were saved with different data or settings. If False, such
             checkpoints raise an error.
+
+        Returns
+        -------
+        self : object
+            Fitted sweep.
         """
         X = np.asarray(X)
         kept, held = self._split(len(X))
@@ -143,7 +149,7 @@ class Sweep:
         number(self.validation_fraction, "validation_fraction", 0, 1, exclude_low=True)
         n_held = max(1, round(self.validation_fraction * n))
         if n_held >= n:
-            raise ValueError(f"too few samples: cannot hold out {n_held} of {n}")
+            raise ValueError(f"too few samples: cannot hold out {n_held} of {n} for scoring")
         order = np.random.default_rng(self.random_state).permutation(n)
         return np.sort(order[n_held:]), np.sort(order[:n_held])
 
@@ -172,14 +178,14 @@ class Sweep:
                 candidate.estimator = None
 
     def _prepared(self, params: Mapping[str, Any], X: Any) -> tuple[Any, Trainer, dict[str, Any]]:
-        """Return an untrained estimator, its trainer, and the data in the trainer's format."""
+        """Return an untrained estimator, its trainer, and the training data keyed by layer name."""
         estimator = clone(self.estimator).set_params(**params)
         with single_process():
             trainer, layers, _ = estimator.prepare(X)
         return estimator, trainer, layers
 
     def _share_scores(self, world: World) -> None:
-        """Share the results of all candidates with all processes."""
+        """Exchange the scores and training times of all candidates between processes."""
         own = self.candidates_[world.rank :: world.size]
         outcomes = [(candidate.score, candidate.diverged, candidate.seconds) for candidate in own]
         table = torch.tensor(outcomes, dtype=torch.float64).reshape(-1, 3)
@@ -201,7 +207,7 @@ class Sweep:
             values = parameter.data if is_owner else torch.zeros_like(parameter.data)
             world.all_reduce(values)
             parameter.data.copy_(values)
-        # Only one process has the trainer, so further training creates new trainers in all processes.
+        # Only one process has the trainer. Discard it, so that further training creates new trainers in all processes.
         estimator.trainers_ = None
         estimator.history_ = []
         return estimator

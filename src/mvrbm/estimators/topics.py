@@ -39,8 +39,8 @@ from mvrbm.validation import number, whole_number
 WORDS = "words"
 # Maximum number of entries in an intermediate array when computing next-word probabilities.
 _ENTRIES_AT_ONCE = 2**22
-# Beta coefficients for Adam. The first one is lower than the default, because contrastive divergence gradients change
-# quickly.
+# Beta coefficients for Adam. The first coefficient is lower than the default, because the gradients of contrastive
+# divergence change quickly.
 _ADAM_BETAS = (0.5, 0.999)
 
 
@@ -76,31 +76,31 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
 
     Parameters
     ----------
-    n_components : int
+    n_components : int, default=50
         Number of topics.
-    n_epochs : int
+    n_epochs : int, default=50
         Number of epochs.
-    batch_size : int
+    batch_size : int, default=100
         Number of documents per update.
-    learning_rate : float
+    learning_rate : float, default=0.01
         Initial learning rate for Adam. It decays linearly to zero over `n_epochs`.
-    gibbs_steps : int
+    gibbs_steps : int, default=1
         Number of Gibbs steps per update.
-    warm_start : bool
+    warm_start : bool, default=False
         Whether `fit` continues training a fitted or loaded model instead of training a new model.
-    random_state : int, RandomState or None
-        Random seed.
-    device : str
+    random_state : int, RandomState or None, default=None
+        Seed or generator for random numbers. Pass an int for reproducible results.
+    device : str or torch.device, default="auto"
         Device to run on, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if one is available.
-    verbose : int
-        Whether to show a progress bar.
+    verbose : int, default=0
+        If nonzero, show a progress bar.
 
     Attributes
     ----------
     machine_ : BoltzmannMachine
         The fitted machine.
     trainer_ : Trainer or None
-        The most recent trainer, or None if the model was loaded.
+        The most recent trainer, or None if the model was loaded from a folder.
     components_ : array of shape (n_components, n_features)
         Weights. Entry (j, k) is the amount that topic j adds to the unnormalized log-probability of word k.
     intercept_visible_ : array of shape (n_features,)
@@ -141,7 +141,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
     verbose: int = 0
 
     def _set_machine(self, machine: BoltzmannMachine) -> None:
-        """Use a new, untrained machine as the model and reset all training state."""
+        """Replace the machine of the model and reset its training state."""
         self.machine_ = machine.to(resolve_device(self.device))
         self.trainer_: Trainer | None = None
         self.n_epochs_ = 0
@@ -157,11 +157,16 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
             Number of occurrences of each word in each document, such as the output of `CountVectorizer`. Sparse
             matrices are converted to dense arrays only one batch at a time.
         y : None
-            Ignored. Present for API consistency by convention.
+            Not used, present here for API consistency by convention.
         callbacks : sequence of Callback
             Callbacks to pass to the trainer. See :mod:`mvrbm.training`.
         resume : path, optional
             Checkpoint folder. If the folder contains checkpoints, training resumes from the most recent one.
+
+        Returns
+        -------
+        self : object
+            Fitted estimator.
 
         Notes
         -----
@@ -177,7 +182,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         return self._train(counts, n_epochs, callbacks, initialize=not (continues or resumed))
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """Train for one more epoch on the given documents, with a constant learning rate."""
+        """Train for one more epoch on the given documents, with a constant learning rate, and return the estimator."""
         continues = hasattr(self, "machine_")
         counts = self._prepare(X, continues=continues)
         if self.trainer_ is None or self.trainer_.scheduler is not None:
@@ -251,15 +256,20 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         """Return the most characteristic words of each topic, in descending order.
 
         Words are sorted by weight times the square root of their frequency, which is the standard deviation of their
-        counts. This ranks neither rare words with large weights nor frequent words with small weights too high.
+        counts. This keeps rare words with large weights and frequent words with small weights from ranking too high.
 
         Parameters
         ----------
         feature_names : sequence of str, optional
             The words, such as ``vectorizer.get_feature_names_out()``. Default: the column names of the training data,
             or the word indices if there are no column names.
-        n : int
+        n : int, default=10
             Number of words per topic.
+
+        Returns
+        -------
+        list of list of str
+            For each topic, a list of `n` words.
         """
         check_is_fitted(self)
         n_words = self.n_features_in_
@@ -280,7 +290,8 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         r"""Return next-word probabilities for each document, as an array of shape (n, n_features).
 
         The probabilities are exact. Adding word `k` to a document changes the free energy of the document by
-        :math:`-b_k - \sum_j [\mathrm{softplus}(f_j + w_{jk}) - \mathrm{softplus}(f_j)]`.
+        :math:`-b_k - \sum_j [\mathrm{softplus}(f_j + w_{jk}) - \mathrm{softplus}(f_j)]`, where :math:`f_j` is the
+        log-odds of topic `j` given the document.
         """
         return self._map_batches(X, lambda batch: torch.exp(self._log_next_word(batch)))
 
@@ -319,7 +330,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         return -float(np.log(self.perplexity(X)))
 
     def _log_next_word(self, batch: Tensor) -> Tensor:
-        """Return next-word log-probabilities: (n, n_features) -> (n, n_features)."""
+        """Return next-word log-probabilities for each document, as a tensor of shape (n, n_features)."""
         machine = self.machine_
         n_words = batch.shape[1]
         columns = machine.links[WORDS].to_hidden(torch.eye(n_words).to(machine.like))  # (n_features, n_components)
@@ -372,7 +383,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         restore_names(self, described["feature_names"])
 
     def __sklearn_tags__(self) -> Any:
-        """Declare to scikit-learn that X may be sparse and must be nonnegative, and that the output is float32."""
+        """Return scikit-learn tags, which declare sparse, nonnegative input and float32 output."""
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.input_tags.positive_only = True

@@ -190,6 +190,6 @@ def test_progress_says_which_error_it_is_and_what_was_chosen(capsys):
     imputer = MVRBMImputer(n_factors=1, correction="none", device="cpu", random_state=0, verbose=1).fit(data)
     ((tried, error),) = imputer.errors_.items()
     assert capsys.readouterr().err.splitlines() == [
-        f"{tried}: error on hidden entries is {error:.4g} standard deviations",
+        f"{tried}: error on held-out entries is {error:.4g} standard deviations",
         "selected: sample_axes=1, n_factors=1, no correction",
     ]

@@ -1,13 +1,13 @@
 """Imputation of missing entries: the estimator and its models.
 
 - `estimator`: :class:`MVRBMImputer`.
-- `table`: encoding of tables with categorical columns as numeric rows, and decoding.
+- `table`: the numeric encoding of tables with categorical columns.
 - `masking`: masks that hide known entries, for model selection and for training the correction.
 - `factors`: the linear model (factor analysis, trained by EM).
-- `selection`: selection of the number of factors and of the sample axes on held-out entries.
+- `selection`: model selection for the linear model, based on held-out entries.
 - `scaling`: range, location and scale of the entries.
 - `correction`: the nonlinear correction to the linear predictions.
-- `predictor`: predictions of the linear model with its correction.
+- `predictor`: predictions that combine the linear model and the correction.
 """
 
 from mvrbm.estimators.imputer.estimator import MVRBMImputer

@@ -1,10 +1,10 @@
-"""Nonlinear correction to linear predictions: two machines trained to predict hidden entries.
+"""Nonlinear correction to linear predictions, computed by two machines that are trained to predict hidden entries.
 
 The lower machine has the visible layers `value` (a sample with initial predictions for the unknown entries) and `known`
 (a mask of the known entries). The upper machine has the visible layers `below` (the hidden layer of the lower machine)
-and `filled`, whose fields are added to the fields of the initial predictions. The pass from `value` and `known` up and
-back down to `filled` is trained by backpropagating the squared error, following the multi-prediction training in
-Goodfellow et al., "Multi-prediction deep Boltzmann machines", NeurIPS (2013).
+and `filled`, which computes the corrected predictions. Data passes from `value` and `known` up through both machines
+and back down to `filled`. The machines are trained by backpropagating the squared error, as in the
+multi-prediction training of Goodfellow et al., "Multi-prediction deep Boltzmann machines", NeurIPS (2013).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from mvrbm.random import RandomSource
 from mvrbm.training.backprop import DescentSettings, descend
 from mvrbm.units import Bernoulli, Gaussian, make_unit
 
-# Standard deviation of the initial hidden fields from each layer below.
+# Standard deviation of the initial inputs to the hidden units from each layer below.
 _FIELD_SPREAD = 0.5
 # Standard deviation of the initial weights for the layer `filled`. It is small, so that corrections start near zero.
 _INITIAL_CORRECTION = 0.003
-# Minimum distance of bounded initial predictions from 0 and 1, where fields are infinite.
+# Minimum distance of bounded initial predictions from 0 and 1, where the logit is infinite.
 _MARGIN = 0.01
 # Unit types to try for the layer `filled`: Gaussian for unbounded and Bernoulli for bounded predictions.
 _FILLED = ("gaussian", "bernoulli")
-# Number of updates in a trial, after which the unit type with the smaller error is selected.
+# Number of updates in a trial run. The unit type with the smaller error after the trial run is selected.
 _TRIAL_UPDATES = 300
 # Minimum number of updates if the number of epochs is not given.
 _FEWEST_UPDATES = 3000
@@ -44,7 +44,7 @@ _MOST_UPDATES = 6000
 
 
 class Correction(nn.Module):
-    """Two machines that correct initial predictions.
+    """Nonlinear correction to initial predictions, computed by two machines.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Correction(nn.Module):
 
     @classmethod
     def new(cls, size: int, hidden: str, n_hidden: int, filled: str, rng: RandomSource, like: Tensor) -> Correction:
-        """Create an untrained correction, close to zero, for samples of `size` standardized entries.
+        """Create an untrained correction, which barely changes predictions, for samples of `size` standardized entries.
 
         `hidden` and `filled` are the unit types of the hidden layers and of the layer `filled`.
         """
@@ -91,9 +91,10 @@ class Correction(nn.Module):
         return self.upper.layers["filled"].data_range == (0, 1)
 
     def forward(self, value: Tensor, known: Tensor, first: Tensor) -> Tensor:
-        """Return corrected predictions for all entries, of shape (n, D), on the scale of the layer `filled`.
+        """Return corrected predictions of shape (n, D) for all entries, on the scale of the layer `filled`.
 
-        `first` contains the initial predictions.
+        `value` contains standardized samples, in which initial predictions replace the unknown entries. `known` is a
+        mask of the known entries, and `first` contains the initial predictions on the scale of the layer `filled`.
         """
         links = self.lower.links
         field = links["value"].to_hidden(value) + links["known"].to_hidden(known.to(value.dtype))
@@ -103,9 +104,9 @@ class Correction(nn.Module):
         return self.upper.layers["filled"].mean(field + first_field)
 
     def correct(self, x: Tensor, known: Tensor, first: Tensor, scaling: Scaling) -> Tensor:
-        """Return corrected predictions for all entries, of shape (n, D), on the scale of the data.
+        """Return corrected predictions of shape (n, D) for all entries, on the scale of the data.
 
-        `first` contains the initial predictions.
+        `x` contains the samples, `known` is a mask of the known entries, and `first` contains the initial predictions.
         """
         center = scaling.center.to(x)
         scale = scaling.scale.to(x)
@@ -122,7 +123,9 @@ class Correction(nn.Module):
 
 @dataclass(frozen=True)
 class CorrectionTrainer:
-    """Trainer for corrections to a linear model. It hides known entries and trains corrections to predict them.
+    """Trainer for corrections to a linear model.
+
+    The trainer hides known entries at random and trains corrections to predict them.
 
     Parameters
     ----------
@@ -147,9 +150,9 @@ class CorrectionTrainer:
     learning_rate : float
         Initial learning rate.
     rng : RandomSource
-        Source of random numbers for initial weights, masks and the order of samples.
+        Random source for the initial weights, the masks and the order of the samples.
     report : callable
-        Function to call with a description and the error after each training run.
+        Function that is called after each training run with a description and the error on held-out entries.
     """
 
     factors: Factors
@@ -213,7 +216,7 @@ class CorrectionTrainer:
         return error, correction
 
     def _loss(self, correction: Correction) -> Callable[[Tensor], Tensor]:
-        """Return a loss function of row indices: the squared error on shown entries that are hidden at random."""
+        """Return a loss function: the squared error on randomly hidden entries of the samples with given indices."""
         patterns = missing_patterns(self.samples.known)
 
         def loss(rows: Tensor) -> Tensor:
@@ -227,7 +230,7 @@ class CorrectionTrainer:
         return loss
 
     def _score(self, correction: Correction) -> Callable[[], tuple[float, float]]:
-        """Return a function that computes the error on held-out entries."""
+        """Return a function that computes the error on held-out entries, for use as the score in `descend`."""
 
         @torch.no_grad()
         def score() -> tuple[float, float]:

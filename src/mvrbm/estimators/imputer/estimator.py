@@ -1,4 +1,4 @@
-"""The imputer. The models that it uses are defined in the other modules of this package."""
+"""The estimator :class:`MVRBMImputer`. The other modules in this package define its models."""
 
 from __future__ import annotations
 
@@ -42,72 +42,74 @@ _FEWEST_SAMPLES = 200
 _HIDDEN_PER_ENTRY = 3
 # Maximum number of hidden units in each layer of the correction if `n_hidden` is None.
 _MOST_HIDDEN = 1000
-# Maximum number of entries in a batch of samples, or in the covariance matrices of the factors.
+# Maximum number of entries in a batch of samples, and in the factor covariance matrices of a batch.
 _BATCH_ENTRIES = 2**24
-# Names of the tensors that are saved with the machines.
+# Names of the tensors in `Scaling`, which are saved with the machines.
 _TENSORS = ("low", "high", "center", "scale")
-# Tensor names in files use the spelling of version 0.2, so that both versions can read them.
+# Maps tensor names to names in model files, which keep the spelling of version 0.2.
 _SAVED_TENSORS = {"center": "centre"}
 
 
 @register("MVRBMImputer")
 @dataclass(eq=False, repr=False)
 class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
-    r"""Imputer that replaces missing entries (NaN) in rows, matrices or tensors by their conditional means.
+    r"""Imputer that replaces missing entries (NaN) in rows, matrices or tensors with their conditional means.
 
     .. math:: x = \mu + L t + \sqrt{\psi}\,\varepsilon, \qquad t, \varepsilon \sim \mathcal N(0, 1)
 
     A machine with a Gaussian hidden layer :math:`t`, equivalent to factor analysis, predicts missing entries linearly
     from the known entries. A correction, which consists of two more machines with rectified or binary hidden units,
-    learns to improve these predictions. To choose the settings, the imputer hides some known entries, in the same
-    patterns as the missing entries in the data, and selects the settings that predict them best. The settings are the
-    number of factors, whether to use the correction, and whether to bound its predictions by the range of the data.
+    learns to improve these predictions. To select the number of factors, whether to use the correction, and whether to
+    limit its predictions to the range of the data, the imputer holds out some of the known entries, in the same
+    patterns as the missing entries, and selects the settings that predict them best.
 
     Parameters
     ----------
-    correction : {"auto", "none", "rectified", "bernoulli"}
+    correction : {"auto", "none", "rectified", "bernoulli"}, default="auto"
         Type of the hidden units in the correction. ``"none"`` uses only the linear model. ``"auto"`` uses rectified
-        units if the correction reduces the error on hidden entries, and no correction otherwise.
+        units if the correction reduces the error on held-out entries, and no correction otherwise. With fewer than 200
+        samples, it uses no correction.
     n_factors : int, optional
-        Number of factors (hidden units in the linear model). Default: selected from the powers of two.
+        Number of factors (hidden units in the linear model). Default: a power of two, selected by the error on
+        held-out entries.
     n_hidden : int, optional
         Number of hidden units in each of the two layers of the correction. Default: three per entry, up to 1,000.
-    sample_axes : int or "auto"
+    sample_axes : int or "auto", default="auto"
         Number of leading axes that index the samples. If 2, data of shape (n, a, b) is treated as `n * a` samples of
         `b` entries. ``"auto"`` uses 1 unless there are fewer samples than entries per sample. In that case, it selects
-        the number that predicts hidden entries best.
-    categorical_features : {"from_dtype"}, array of int, str or bool, or None
+        the number that predicts held-out entries best.
+    categorical_features : {"from_dtype"}, array of int, str or bool, or None, default="from_dtype"
         Categorical columns in 2-D data, given as indices, names or a mask. ``"from_dtype"`` selects the non-numeric
-        columns of a data frame. Missing entries in categorical columns are replaced by the most probable category.
+        columns of a data frame. Missing entries in categorical columns are replaced with the most probable category.
     n_epochs : int, optional
         Number of epochs for training the correction. Default: enough epochs for 3,000 to 6,000 updates, depending on
         the number of samples.
-    batch_size : int
+    batch_size : int, default=200
         Number of samples per update when training the correction.
-    learning_rate : float
+    learning_rate : float, default=0.001
         Initial learning rate for training the correction.
-    keep_empty_features : bool
-        Whether to keep columns of 2-D data that have no known entries and fill them with 0. In data with more axes,
-        such entries are always kept.
-    random_state : int, RandomState or None
-        Random seed.
-    device : str
+    keep_empty_features : bool, default=False
+        Whether to keep columns of 2-D data that have no known entries, and fill them with 0. If False, `transform`
+        drops them. In data with more axes, such entries are always kept.
+    random_state : int, RandomState or None, default=None
+        Seed or generator for random numbers. Pass an int for reproducible results.
+    device : str or torch.device, default="auto"
         Device to run on, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if one is available.
-    verbose : int
-        Whether to print progress.
+    verbose : int, default=0
+        If nonzero, print the error of each model to standard error.
 
     Attributes
     ----------
     machine_ : BoltzmannMachine
         The linear model.
     correction_ : Correction or None
-        The correction, or None if no correction is used.
+        The correction, or None if the imputer does not use a correction.
     n_factors_ : int
         Number of factors.
     sample_axes_ : int
         Number of leading axes that index the samples.
     errors_ : dict of str to float
-        Root mean squared error on hidden entries, in standard deviations, for each model that was tried.
+        Root mean squared error on held-out entries, in standard deviations, for each model that was tried.
     n_features_in_ : int
         Number of entries along all axes except the first.
 
@@ -144,7 +146,12 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         X : array of shape (n, \*sample shape), or data frame
             Training data. NaN marks missing entries.
         y : None
-            Ignored. Present for API consistency by convention.
+            Not used, present here for API consistency by convention.
+
+        Returns
+        -------
+        self : object
+            Fitted estimator.
         """
         self._check_parameters()
         rng = RandomSource(seed_of(self.random_state))
@@ -219,9 +226,9 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         self._predictor = Predictor(Factors.of(self.machine_), self.correction_, scaling)
 
     def _report(self, tried: str, error: float) -> None:
-        """Record the error of a model that was tried."""
+        """Record the error of a model in `errors_`, and print it if `verbose` is nonzero."""
         self.errors_[tried] = error
-        self._print(f"{tried}: error on hidden entries is {error:.4g} standard deviations")
+        self._print(f"{tried}: error on held-out entries is {error:.4g} standard deviations")
 
     def _print(self, text: str) -> None:
         if self.verbose:
@@ -230,12 +237,28 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     # -- predictions ------------------------------------------------------------------------------
 
     def transform(self, X: Any) -> Any:
-        """Replace each missing entry by its mean given the known entries in the same sample."""
+        """Replace each missing entry with its mean given the known entries in the same sample.
+
+        Parameters
+        ----------
+        X : array or data frame
+            Data with the same sample shape as the training data. NaN marks missing entries.
+
+        Returns
+        -------
+        array or data frame
+            Complete data, as an array, or as a data frame if `X` is a data frame with categorical columns. Columns
+            without known entries in the training data are dropped unless `keep_empty_features` is True.
+        """
         check_is_fitted(self)
         return self._filled(X, self._predictor.mean)
 
     def draw(self, X: Any, n: int = 5) -> list[Any]:
-        """Return `n` copies of the data with missing entries sampled given the known entries (multiple imputation)."""
+        """Return a list of `n` copies of the data for multiple imputation.
+
+        In each copy, missing entries are sampled from their distribution given the known entries. The copies have the
+        same format as the result of :meth:`transform`.
+        """
         check_is_fitted(self)
         whole_number(n, "n")
         rng = RandomSource(seed_of(self.random_state))
@@ -246,10 +269,10 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         return [self._filled(X, drawn) for _ in range(n)]
 
     def standard_deviation(self, X: Any) -> Array:
-        """Return the standard deviation of each missing entry given the known entries, or 0 for known entries.
+        """Return the standard deviation of each missing entry given the known entries, and 0 for known entries.
 
-        A categorical column is replaced by one column per category. Columns dropped by :meth:`transform` are dropped
-        here too.
+        The result has the shape of the output of :meth:`transform`, except that each categorical column is replaced
+        with one column per category.
         """
         check_is_fitted(self)
         rows = self._read(X, reset=False)
@@ -257,7 +280,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         return torch.where(torch.isnan(rows), deviations, 0.0).numpy().reshape(len(rows), *self._shape_out)
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
-        """Return the names of the columns returned by :meth:`transform`."""
+        """Return the column names of the output of :meth:`transform`."""
         check_is_fitted(self)
         names: Array = super().get_feature_names_out(input_features)
         return names[self._encoding.kept]
@@ -273,7 +296,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         return self._shape_in
 
     def _filled(self, X: Any, fill: Callable[[Tensor, Tensor], Tensor]) -> Any:
-        """Replace missing entries by the predictions of `fill`, a function of samples and masks of known entries."""
+        """Replace missing entries with the predictions of `fill`, a function of samples and masks of known entries."""
         rows = self._read(X, reset=False)
         values = self._predictor.scaling.clamp(self._map_samples(rows, fill))
         return self._encoding.decode(torch.where(torch.isnan(rows), values, rows).numpy(), X, self._shape_out)
@@ -303,7 +326,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             self._shape_in = shape
             self._encoding.learn_kept(checked, keep_all=self.keep_empty_features or len(shape) > 1)
             if bool(np.isnan(checked).all()):
-                raise ValueError("all entries are missing: fit requires known entries")
+                raise ValueError("all entries are missing: fit requires at least one known entry")
         elif shape != self._shape_in:
             raise ValueError(f"samples must have shape {self._shape_in}, got {shape}")
         return torch.tensor(self._encoding.encode(checked))
@@ -314,11 +337,11 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         return self._shape_in if len(self._shape_in) > 1 else (sum(self._encoding.widths),)
 
     def _sample_shape(self) -> tuple[int, ...]:
-        """Return the shape of a sample in the models, along the axes that do not index samples."""
+        """Return the shape of the encoded data along the axes that do not index samples."""
         return self._shape_out[self.sample_axes_ - 1 :]
 
     def __sklearn_tags__(self) -> Any:
-        """Declare NaN support and dtypes to scikit-learn. Float32 input gives float32 output."""
+        """Return scikit-learn tags, which declare support for NaN and preservation of float32 and float64."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
@@ -367,7 +390,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         self._check_finite(folder)
 
     def _check_finite(self, folder: Path) -> None:
-        """Raise StorageError if predictions with the saved parameters are not finite."""
+        """Raise StorageError if the saved parameters lead to predictions that are not finite."""
         mean = self._predictor.factors.mean
         every_second = torch.arange(len(mean), device=mean.device) % 2 == 1
         scaling = self._predictor.scaling
@@ -380,15 +403,15 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
 
 def _check_machines(machines: Sequence[BoltzmannMachine], shape: tuple[int, ...]) -> None:
-    """Raise StorageError unless the machines are a linear model, optionally with a correction, for this shape."""
+    """Raise StorageError unless the machines form a linear model, with or without a correction, for this shape."""
     linear, *others = machines
     if [unit.gaussian for unit in (linear.hidden, *linear.layers.values())] != [True, True]:
         raise StorageError(f"an imputer requires a machine with two Gaussian layers, got {linear}")
     if linear.layers.keys() != {"visible"} or linear.layers["visible"].shape != shape:
-        raise StorageError(f"an imputer for samples of shape {shape} cannot have the layers {linear.layers}")
+        raise StorageError(f"the layers {linear.layers} do not match an imputer for samples of shape {shape}")
     if not others:
         return
     size = (math.prod(shape),)
     expected = [{"value": size, "known": size}, {"below": others[0].hidden.shape, "filled": size}]
     if [{name: unit.shape for name, unit in machine.layers.items()} for machine in others] != expected:
-        raise StorageError(f"a correction for samples of shape {shape} cannot have the machines {others}")
+        raise StorageError(f"the machines {others} do not match a correction for samples of shape {shape}")

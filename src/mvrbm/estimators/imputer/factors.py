@@ -26,13 +26,13 @@ _TOLERANCE = 1e-4
 _LEAST_NOISE = 1e-3
 # Minimum variance used to standardize an entry, as a fraction of the median variance.
 _LEAST_VARIANCE = 1e-2
-# Weight of the prior on the intercept, in samples.
+# Weight of the prior on the intercept, as a number of samples.
 _INTERCEPT_PRIOR = 1e-6
 # Minimum fraction of the noise variance that remains when new factors are added.
 _REMAINING_NOISE = 0.1
 # Maximum number of entries in a batch of factor covariance matrices.
 _BATCH_ENTRIES = 2**24
-# Maximum number of patterns of known entries for which precision matrices are computed one by one.
+# Maximum number of patterns of known entries for which the precision matrices are computed in a loop.
 _FEW_PATTERNS = 16
 
 
@@ -56,7 +56,7 @@ class Factors:
 
     @classmethod
     def of(cls, machine: BoltzmannMachine) -> Factors:
-        """Return the factor model equivalent to a machine with one visible layer, where both layers are Gaussian."""
+        """Return the factor model that is equivalent to a machine with one visible layer and only Gaussian units."""
         ((name, unit),) = machine.layers.items()
         with torch.no_grad():
             weights = machine.links[name].dense().reshape(machine.hidden.bias.numel(), -1).double()
@@ -93,7 +93,11 @@ class Factors:
 
     @cached_property
     def _products(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Loadings divided by noise (D, q), indices of all pairs of factors (2, m), and their products (D, m)."""
+        """Precomputed terms of the posterior precision, which do not depend on the data.
+
+        The terms are the loadings divided by the noise variances, of shape (D, q), the indices of all pairs of factors,
+        of shape (2, m), and the products of their loadings divided by the noise variances, of shape (D, m).
+        """
         rank = self.loadings.shape[1]
         weighted = self.loadings / self.noise[:, None]
         above = torch.triu_indices(rank, rank, device=weighted.device)
@@ -123,12 +127,12 @@ class Factors:
     def conditional_mean(self, x: Tensor, known: Tensor) -> Tensor:
         """Return the means of all entries given the known entries, of shape (n, D).
 
-        For known entries, the result is the prediction without noise, not the known value.
+        For known entries, the result is the model's noise-free prediction rather than the known value.
         """
         return torch.cat([self.mean + found.mean @ self.loadings.T for found in self.posterior(x, known)])
 
     def deviation(self, x: Tensor, known: Tensor) -> Tensor:
-        """Return the standard deviations of unknown entries given the known entries, of shape (n, D)."""
+        """Return the predictive standard deviations of all entries given the known entries, of shape (n, D)."""
         parts = [
             torch.einsum("nij,ki,kj->nk", found.covariance, self.loadings, self.loadings)[found.which]
             for found in self.posterior(x, known)
@@ -136,7 +140,7 @@ class Factors:
         return torch.sqrt(torch.cat(parts) + self.noise)
 
     def draw(self, x: Tensor, known: Tensor, rng: RandomSource) -> Tensor:
-        """Sample all entries given the known entries, as a tensor of shape (n, D)."""
+        """Draw samples of all entries given the known entries, as a tensor of shape (n, D)."""
         parts = []
         for found in self.posterior(x, known):
             root = torch.linalg.cholesky(found.covariance)[found.which]
@@ -161,13 +165,14 @@ class Posterior(NamedTuple):
 
 
 def _solve_by_pattern(root: Tensor, projected: Tensor, which: Tensor, counts: Tensor) -> Tensor:
-    """Solve one linear system per row, using the Cholesky factor for the pattern of the row.
+    """Solve one linear system per row and return the solutions, of shape (n, q).
 
-    `projected` has shape (n, q), `root` has shape (p, q, q), and `counts` contains the number of rows per pattern.
+    `projected` contains the right-hand sides, of shape (n, q), and `root` the Cholesky factor for each pattern, of
+    shape (p, q, q). `which` contains the pattern index of each row, and `counts` the number of rows per pattern.
     """
     if 2 * len(root) > len(which):
         return torch.cholesky_solve(projected[:, :, None], root[which])[..., 0]
-    # Solve all rows with the same pattern together. Copying the matrix for each row would take most of the time.
+    # Solve all rows with the same pattern together, because copying the matrix for each row would take too long.
     order = torch.argsort(which)
     groups = zip(projected[order].split(counts.tolist()), root, strict=True)
     mean = torch.empty_like(projected)
@@ -177,7 +182,7 @@ def _solve_by_pattern(root: Tensor, projected: Tensor, which: Tensor, counts: Te
 
 @torch.no_grad()
 def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factors | None = None) -> Factors:
-    """Fit factors to data with unknown entries by EM.
+    """Fit a factor model to data with unknown entries by EM, and return the model.
 
     Parameters
     ----------
@@ -190,14 +195,14 @@ def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factor
     n_steps : int
         Maximum number of EM steps.
     start : Factors, optional
-        Initial factors, at most `rank`. Additional factors are initialized from the residuals of these factors.
+        Factors to start from, at most `rank`. Additional factors are initialized from the residuals.
     """
     some = known.to(x.dtype)
     count = some.sum(0).clamp(min=1)
     center = (x * some).sum(0) / count
     variance = ((x - center) ** 2 * some).sum(0) / count
     varying = variance > 0
-    # Avoid dividing nearly constant entries by almost zero.
+    # Avoid division by almost zero for nearly constant entries.
     least = _LEAST_VARIANCE * variance[varying].median() if bool(varying.any()) else variance.new_tensor(1.0)
     scale = torch.sqrt(variance.clamp(min=least))
     z = torch.where(known, (x - center) / scale, 0.0)
@@ -220,7 +225,7 @@ def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factor
 
 
 def _rows_with_same_moments(z: Tensor) -> Tensor:
-    """Return 2 * D rows with the same first and second moments as centered, complete data.
+    """Return 2 * D rows with the same first and second moments as the centered, complete data `z`.
 
     The moments are sufficient statistics, so EM gives the same result for these rows.
     """
@@ -232,7 +237,7 @@ def _rows_with_same_moments(z: Tensor) -> Tensor:
 def _initial_factors(
     z: Tensor, known: Tensor, rank: int, start: Factors | None, center: Tensor, scale: Tensor
 ) -> Factors:
-    """Return initial factors for standardized data."""
+    """Return `rank` initial factors for the standardized data `z`."""
     if start is None:
         start = Factors(center, center.new_zeros(len(center), 0), scale**2)
     found = Factors((start.mean - center) / scale, start.loadings / scale[:, None], start.noise / scale**2)
@@ -252,7 +257,7 @@ def _initial_factors(
 
 
 def _largest_singular_values(z: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Approximate the largest singular values and right singular vectors. The result is deterministic."""
+    """Return approximations of the largest singular values and right singular vectors, using a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         _, size, right = torch.svd_lowrank(z, q=min(count + 6, *z.shape), niter=4)
@@ -260,9 +265,9 @@ def _largest_singular_values(z: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _em_step(found: Factors, z: Tensor, known: Tensor, some: Tensor, count: Tensor, weight_of_sample: float) -> Factors:
-    """Perform one EM step, which regresses each entry on the factors, and return the new factors."""
+    """Return the factors after one EM step, which regresses each entry on the factors."""
     rank = found.loadings.shape[1]
-    # Products of the entries with the factors, and with 1 for the intercept.
+    # Sums of products of the entries with the factors, and with 1 for the intercept.
     products = z.new_zeros(z.shape[1], rank + 1)
     above = torch.triu_indices(rank + 1, rank + 1, device=z.device)
     # Products of pairs of factors, summed over known entries. In complete data, the sums are the same for all entries.

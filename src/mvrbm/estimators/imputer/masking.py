@@ -1,6 +1,6 @@
 """Masks that hide known entries, for model selection and for training the correction.
 
-If the data has missing entries, the entries missing in one sample are hidden in another sample. If the data is
+If the data has missing entries, the entries that are missing in one sample are hidden in another sample. If the data is
 complete, the masks are random.
 """
 
@@ -17,7 +17,7 @@ from mvrbm.random import RandomSource
 _FEWEST_HELD = 50
 # Maximum number of samples with held-out entries.
 _MOST_HELD = 400
-# Number of consecutive samples that share a random mask. Each mask requires solving a linear system.
+# Number of consecutive samples that share a random mask, because each mask requires solving a linear system.
 _SAMPLES_PER_MASK = 20
 
 
@@ -45,7 +45,7 @@ class Samples:
         return self.shown | self.held
 
     def reshape(self, size: int) -> Samples:
-        """Regroup the entries into samples of `size` entries."""
+        """Return the same entries, grouped into samples of `size` entries."""
         return Samples(*(part.reshape(-1, size) for part in (self.x, self.shown, self.held)))
 
     def with_held_entries(self) -> Samples:
@@ -54,12 +54,12 @@ class Samples:
         return Samples(self.x[rows], self.shown[rows], self.held[rows])
 
     def to(self, device: torch.device) -> Samples:
-        """Move the samples to a device."""
+        """Return a copy of the samples on the given device."""
         return Samples(*(part.to(device) for part in (self.x, self.shown, self.held)))
 
 
 def hold_out(x: Tensor, known: Tensor, shape: tuple[int, ...], rng: RandomSource) -> Samples:
-    """Hold out known entries in a fifth of the samples.
+    """Hold out some of the known entries in one fifth of the samples, and return a :class:`Samples` object.
 
     At least 50 samples (or half of the samples, if there are fewer than 100) and at most 400 samples have held-out
     entries. `x` and `known` have shape (n, D), and `shape` is the shape of a sample.
@@ -74,7 +74,7 @@ def hold_out(x: Tensor, known: Tensor, shape: tuple[int, ...], rng: RandomSource
 
 
 def missing_patterns(known: Tensor) -> Tensor | None:
-    """Return the masks of known entries to use as patterns for other samples, or None if all entries are known."""
+    """Return `known`, to be used as masks for other samples, or None if all entries are known."""
     return None if bool(known.all()) else known
 
 
@@ -90,7 +90,7 @@ def masks_like_missing(known: Tensor | None, others: Tensor, shape: tuple[int, .
     shape : tuple of int
         Shape of a sample.
     rng : RandomSource
-        Source of random numbers.
+        Random source for the masks.
 
     Notes
     -----

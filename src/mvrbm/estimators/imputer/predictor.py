@@ -1,4 +1,4 @@
-"""Prediction of missing entries with the linear model and its correction."""
+"""Predict missing entries with the linear model and the correction."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mvrbm.random import RandomSource
 
 @dataclass(frozen=True)
 class Predictor:
-    """Linear model with an optional correction.
+    """Predictor for missing entries: a linear model with an optional correction.
 
-    All methods take samples and masks of their known entries, both of shape (n, D). Unknown entries must not be NaN.
+    Samples `x` and masks `known` of the known entries have shape (n, D). Unknown entries must not be NaN.
     """
 
     factors: Factors
@@ -26,22 +26,28 @@ class Predictor:
     scaling: Scaling
 
     def mean(self, x: Tensor, known: Tensor) -> Tensor:
-        """Predict all entries given the known entries, as a tensor of shape (n, D)."""
+        """Return the predicted means of all entries given the known entries, of shape (n, D)."""
         first = self.factors.conditional_mean(x, known)
         return first if self.correction is None else self.correction.correct(x, known, first, self.scaling)
 
     def deviation(self, x: Tensor, known: Tensor) -> Tensor:
-        """Return standard deviations given the known entries under the linear model, of shape (n, D)."""
+        """Return the standard deviations of all entries under the linear model, of shape (n, D)."""
         return self.factors.deviation(x, known)
 
     def draw(self, x: Tensor, known: Tensor, calibration: float, rng: RandomSource) -> Tensor:
-        """Sample all entries given the known entries, with deviations from the mean multiplied by `calibration`."""
+        """Draw samples of all entries given the known entries, as a tensor of shape (n, D).
+
+        Deviations from the mean are multiplied by `calibration`.
+        """
         center = self.factors.conditional_mean(x, known)
         return self.mean(x, known) + calibration * (self.factors.draw(x, known, rng) - center)
 
     @torch.no_grad()
     def calibration(self, samples: Samples) -> float:
-        """Return the root mean squared error on held-out entries, in standard deviations under the linear model."""
+        """Return the root mean squared error on held-out entries, in units of the predicted standard deviations.
+
+        If there are no held-out entries, return 1.
+        """
         tested = samples.with_held_entries()
         if not len(tested.x):
             return 1.0

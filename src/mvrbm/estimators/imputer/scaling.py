@@ -16,10 +16,10 @@ class Scaling:
     Parameters
     ----------
     low, high : Tensor
-        Smallest and largest known value in each column of a table, or in all entries for data with more axes. If there
-        are no known values, `low` is 1 and `high` is 0.
+        Smallest and largest known values, per column for 2-D data, or over all entries for data with more axes. If
+        there are no known values, `low` is 1 and `high` is 0.
     center, scale : Tensor of shape (D,)
-        Location and scale of each entry in a sample, used to standardize the input to the correction.
+        Mean and scale of each entry in a sample, used to standardize the input to the correction.
     """
 
     low: Tensor
@@ -28,12 +28,12 @@ class Scaling:
     scale: Tensor
 
     def clamp(self, rows: Tensor) -> Tensor:
-        """Clamp values to the range of the data."""
+        """Clamp values to the range of the training data, where this range is known."""
         return torch.where(self.low <= self.high, torch.clamp(rows, self.low, self.high), rows)
 
 
 def data_range(x: Tensor, known: Tensor, *, per_column: bool) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest known value, either per column or overall. See :class:`Scaling`."""
+    """Return the smallest and largest known values, either per column or overall. See :class:`Scaling`."""
     axes = 0 if per_column else (0, 1)
     some = known.any(axes)
     low = torch.where(some, torch.where(known, x, math.inf).amin(axes), 1.0)

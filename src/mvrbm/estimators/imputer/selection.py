@@ -1,6 +1,6 @@
-"""Model selection for the imputer's linear model: the number of factors, the sample axes and the noise level.
+"""Select the number of factors, the sample axes and the noise level of the imputer's linear model.
 
-The selection minimizes the error on held-out entries.
+The selected model has the smallest error on held-out entries.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from mvrbm.validation import whole_number
 _MOST_FACTORS = 128
 # Maximum number of factors for complete data.
 _MOST_FACTORS_COMPLETE = 256
-# Number of EM steps for each number of factors. EM starts from the factors fitted with the previous number.
+# Maximum number of EM steps for each number of factors. EM starts from the factors of the previous, smaller model.
 _STEPS = 15
-# Ratio below which the error must fall for a model with more factors, or larger samples, to be selected.
+# A model with more factors or larger samples is selected only if its error is below this multiple of the smallest error
+# so far.
 _BETTER = 0.995
-# Multiples of the learned noise variances to try. With few samples, factors also fit noise.
+# Multiples of the learned noise variances to try. With few samples, the factors overfit.
 _NOISES = (1.0, 2.0, 4.0)
-# Maximum number of samples with missing entries to fit factors to.
+# Maximum number of samples used to fit factors to data with missing entries.
 _MOST_FITTED = 10_000
-# Minimum fraction of complete samples for which factors are fitted to complete samples only, which is much faster.
+# If at least this fraction of the samples is complete, factors are fitted only to complete samples, which is faster.
 _MOSTLY_COMPLETE = 0.8
 
-#: Function called with a description and the error of each model that was tried.
+#: Function that is called with a description and the error of each model that is tried.
 Report = Callable[[str, float], None]
 
 
@@ -52,7 +53,7 @@ def choose_factors(
     n_factors: int | None,
     report: Report,
 ) -> LinearChoice:
-    """Select the linear model that predicts held-out entries best.
+    """Return the linear model that predicts held-out entries best.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ def choose_factors(
     n_factors : int, optional
         Number of factors. If None, the number is selected from the powers of two.
     report : callable
-        Function to call with a description and the error of each model that was tried.
+        Function that is called with a description and the error of each model that is tried.
     """
     complete = bool(samples.known.all())
     best: LinearChoice | None = None
@@ -110,7 +111,10 @@ def _factor_counts_to_try(n_factors: int | None, n: int, size: int, *, complete:
 
 
 def fit_to_shown(x: Tensor, shown: Tensor, n_factors: int, start: Factors | None) -> Factors:
-    """Fit factors to the shown entries. If many samples have missing entries, use only some of the samples."""
+    """Fit factors to the shown entries and return them.
+
+    If there are enough complete samples, incomplete samples are ignored. Otherwise, at most 10,000 samples are used.
+    """
     complete = shown.all(1)
     n_complete = int(complete.sum())
     if len(x) > n_complete >= min(_MOST_FITTED, _MOSTLY_COMPLETE * len(x)):
@@ -124,7 +128,7 @@ def fit_to_shown(x: Tensor, shown: Tensor, n_factors: int, start: Factors | None
 
 
 def best_noise(factors: Factors, tested: Samples, weights: Tensor) -> tuple[float, float]:
-    """Return the smallest error on held-out entries and the corresponding multiple of the noise variances."""
+    """Return the smallest error on held-out entries and the multiple of the noise variances that achieves it."""
     if not len(tested.x):
         return 0.0, 1.0
     results = []
@@ -135,7 +139,7 @@ def best_noise(factors: Factors, tested: Samples, weights: Tensor) -> tuple[floa
 
 
 def entry_weights(x: Tensor, known: Tensor, *, per_entry: bool) -> Tensor:
-    """Return weights for squared errors: the inverse variance of each entry, or the inverse of the mean variance."""
+    """Return weights for squared errors: the inverse variance of each entry, or the inverse mean variance."""
     count = known.sum(0).clamp(min=1)
     mean = (x * known).sum(0) / count
     variance = ((x - mean) ** 2 * known).sum(0) / count
@@ -145,6 +149,6 @@ def entry_weights(x: Tensor, known: Tensor, *, per_entry: bool) -> Tensor:
 
 
 def weighted_error(predicted: Tensor, samples: Samples, weights: Tensor) -> float:
-    """Return the weighted root mean squared error on held-out entries."""
+    """Return the weighted root mean squared error of predictions for held-out entries."""
     squares = (predicted - samples.x) ** 2 * weights * samples.held
     return math.sqrt(float(squares.sum() / samples.held.sum().clamp(min=1)))

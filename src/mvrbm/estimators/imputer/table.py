@@ -1,4 +1,4 @@
-"""Encoding of tables with categorical columns as numeric rows with one column per category, and decoding."""
+"""Encode tables with categorical columns as numeric rows, with one column per category, and decode them."""
 
 from __future__ import annotations
 
@@ -33,15 +33,18 @@ class TableEncoding:
 
     @classmethod
     def of(cls, X: Any, categorical: Any) -> TableEncoding:
-        """Find the categorical columns in a table and their categories.
+        """Create an encoding for a table by finding its categorical columns and their categories.
 
-        `categorical` is the imputer's parameter `categorical_features`.
+        `categorical` is the value of the imputer's parameter `categorical_features`.
         """
         columns = _categorical_columns(X, categorical)
         return cls({int(column): np.unique(_known_values(X, int(column))[0]) for column in columns})
 
     def learn_kept(self, rows: Array, *, keep_all: bool) -> None:
-        """Drop columns without known entries unless `keep_all` is True. `rows` is the output of :meth:`to_numbers`."""
+        """Set `kept` to the columns with known entries, or to all columns if `keep_all` is True.
+
+        `rows` is the output of :meth:`to_numbers` for the training data.
+        """
         self.kept = keep_all | np.asarray(~np.isnan(rows).all(axis=0))
 
     @property
@@ -50,7 +53,7 @@ class TableEncoding:
         return [len(self.categories[i]) if i in self.categories else 1 for i in np.flatnonzero(self.kept).tolist()]
 
     def to_numbers(self, X: Any) -> tuple[Any, tuple[int, ...]]:
-        """Convert data to numeric rows, with category indices for categories. Also return the shape of a sample."""
+        """Replace categories with their indices. Return the numeric rows and the shape of a sample."""
         if self.categories:
             numbers = np.column_stack([self._column_of_numbers(X, column) for column in range(np.shape(X)[1])])
             if _is_frame(X):
@@ -61,7 +64,7 @@ class TableEncoding:
         if X.ndim <= 2:
             return X, tuple(X.shape[1:])
         if 0 in X.shape:
-            raise ValueError(f"the data is empty, got shape {tuple(X.shape)}")
+            raise ValueError(f"the data must not be empty, got shape {tuple(X.shape)}")
         array = np.asarray(X)
         return array.reshape(len(array), -1), array.shape[1:]
 
@@ -84,7 +87,10 @@ class TableEncoding:
         return places
 
     def encode(self, rows: Array) -> Array:
-        """Replace categorical columns by one-hot columns. NaN marks missing entries."""
+        """Drop columns that are not kept, and replace categorical columns with one-hot columns.
+
+        A missing category becomes NaN in all of its one-hot columns.
+        """
         if not self.categories:
             return rows if bool(self.kept.all()) else rows[:, self.kept]
         parts: list[Array] = []
@@ -97,7 +103,7 @@ class TableEncoding:
         return np.concatenate(parts, axis=1) if parts else rows[:, self.kept]
 
     def decode(self, rows: Array, like: Any, shape: Sequence[int]) -> Any:
-        """Convert encoded rows to the format of `like`, with the most probable category in categorical columns."""
+        """Convert encoded rows to the format of `like`. Categorical columns contain the most probable categories."""
         if not self.categories:
             return rows.reshape(len(rows), *shape) if math.prod(shape) == rows.shape[1] else rows
         columns = []
@@ -121,7 +127,7 @@ class TableEncoding:
 
     @classmethod
     def from_description(cls, described: Any, shape: Sequence[int]) -> TableEncoding:
-        """Restore the encoding for samples of the given shape from its saved description."""
+        """Restore an encoding for samples of the given shape from the output of :meth:`describe`."""
         n_columns = math.prod(shape)
         categories = {int(column): classes_from(entry) for column, entry in described["categories"].items()}
         kept = np.asarray(described["kept"], dtype=bool)
@@ -144,7 +150,7 @@ def _name(X: Any, column: int) -> Any:
 
 
 def _categorical_columns(X: Any, categorical: Any) -> Array:
-    """Return the indices of the categorical columns."""
+    """Return the indices of the categorical columns, as an array of int."""
     none = np.zeros(0, dtype=int)
     if categorical is None:
         return none
@@ -176,7 +182,7 @@ def _floats(X: Any, column: int, values: Array) -> Array:
         return values.astype(float)
     except (TypeError, ValueError):
         raise ValueError(
-            f"column {_name(X, column)!r} has non-numeric values: {values[:3].tolist()!r}. If the column is "
+            f"column {_name(X, column)!r} has non-numeric values such as {values[:3].tolist()!r}. If the column is "
             "categorical, add it to categorical_features"
         ) from None
 
