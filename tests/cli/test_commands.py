@@ -156,7 +156,7 @@ MISTAKES = [
         None,
         "transform model data.npy o.npy -n first",
         2,
-        "'first' is not a number of samples",
+        "'first' is neither a number of samples",
     ),
     ("truncated idx", lambda: write("x.idx", IDX[:-1]), TRAIN.format("x.idx"), 1, "truncated"),
     ("truncated idx.gz", lambda: write("x.gz", gzip.compress(IDX)[:-5]), TRAIN.format("x.gz"), 1, "truncated"),
@@ -201,7 +201,7 @@ MISTAKES = [
         1,
         "3 axes, but samples have 2 .4x6.: pass --shape",
     ),
-    ("a hidden shape in no form", None, "train data.npy --hidden 25y25 --out new", 2, "'25y25' is not a shape"),
+    ("a hidden shape in no form", None, "train data.npy --hidden 25y25 --out new", 2, "'25y25' is not a valid shape"),
     (
         "an enormous hidden shape",
         None,

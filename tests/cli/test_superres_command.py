@@ -369,4 +369,4 @@ def test_traces_of_jpeg_and_noise_are_removed_and_reported(place, mvrbm):
     assert json.loads(mvrbm(f"superres photo.png out.png --jpeg 30 {how}")[1])["jpeg"] == 30
     assert json.loads(mvrbm(f"superres photo.jpg out.png --strength 0 {how}")[1])["jpeg"] is None
     out = mvrbm("superres photo.jpg other.png --device cpu")[1]
-    assert "s, without JPEG of quality 40" in out
+    assert "s, removed JPEG artifacts (quality 40)" in out

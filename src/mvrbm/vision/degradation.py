@@ -64,8 +64,8 @@ class Degradation(NamedTuple):
     noise: float  # standard deviation as a fraction of the white level
 
     def __str__(self) -> str:
-        parts = [f"JPEG of quality {self.quality}"] if self.quality is not None else []
-        parts += [f"noise of {255 * self.noise:.1f} of 255"] if self.noise else []
+        parts = [f"JPEG artifacts (quality {self.quality})"] if self.quality is not None else []
+        parts += [f"noise (standard deviation {255 * self.noise:.1f}/255)"] if self.noise else []
         return " and ".join(parts) or "nothing"
 
 
