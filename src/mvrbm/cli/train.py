@@ -31,7 +31,7 @@ _VISIBLE_HELP = "Visible unit type, such as gaussian."
 _HIDDEN_UNIT_HELP = "Hidden unit type."
 _LABELS_HELP = (
     "One label per sample: a .npy, idx or .txt file, file.csv:COLUMN, a folder with one subfolder of images per class, "
-    "or a dataset name. The model can then draw samples of a class. Default recipe: generative."
+    "or a dataset. Allows sampling by class. Default recipe: generative."
 )
 _NEGATIVE_HELP = "Sampling method for the negative phase."
 _CHAINS_HELP = "Number of chains for --negative pcd and tempered."
