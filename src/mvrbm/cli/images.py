@@ -450,8 +450,8 @@ def _resized(
 ) -> "tuple[TrainingStep, ...]":
     """Return training steps with the given numbers of patches, crops and epochs.
 
-    A number of 0 removes the corresponding step. A positive number adds the step if it is missing. None keeps
-    the number in `steps`.
+    A number of 0 removes the corresponding step. A positive number adds the step if it is missing. None keeps the
+    number in `steps`.
     """
     import dataclasses
 

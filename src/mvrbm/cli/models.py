@@ -78,8 +78,8 @@ def export(
 ) -> None:
     """Export one method of a model to an ONNX file.
 
-    Before writing the file, the command runs the exported model with onnxruntime and compares its output with
-    the output of the original model.
+    Before writing the file, the command runs the exported model with onnxruntime and compares its output with the
+    output of the original model.
     """
     import mvrbm
     from mvrbm.export import OPSET, to_onnx

@@ -158,7 +158,7 @@ def check_not_training(model_folder: Path | None, **settings: Any) -> None:
 
 
 def check_out(out: Path, force: bool, *, images: bool = True) -> None:
-    """Raise ValueError if `out` is not a writable path of a .npy file or, if `images` is True, an image."""
+    """Raise ValueError unless `out` is a writable path to a .npy file or, if `images` is True, to an image file."""
     from mvrbm.io.atomic import check_output
     from mvrbm.io.formats import IMAGE_SUFFIXES
 
