@@ -120,7 +120,7 @@ def test_commands_save_and_exit_with_143(tmp_path, monkeypatch, capsys, command,
     assert main([*command.split(), "--out", "model", "--device", "cpu"]) == 143
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: interrupted")
-    assert ("the model so far is in model" in error) == saved
+    assert ("the partially trained model was saved to model" in error) == saved
     if saved:
         mvrbm.load("model")
     assert len(list(tmp_path.glob("points/update-000000003"))) == (command == TRAIN)

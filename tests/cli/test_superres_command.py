@@ -130,7 +130,7 @@ MISTAKES = [
     ("a model of another kind", None, PHOTO.replace("x2", "mvrbm"), 1, "models/mvrbm does not contain a SuperResolver"),
     ("a damaged model", damaged_model, PHOTO, 1, "model.safetensors"),
     ("output is there", None, "superres photo.png photo.png", 1, "photo.png exists: use --force to replace it"),
-    ("output of unknown kind", None, "superres photo.png out.gif", 1, "out.gif should end in one of .png .jpg"),
+    ("output of unknown kind", None, "superres photo.png out.gif", 1, "out.gif must end in one of .png .jpg"),
     (
         "--self-ensemble for nothing",
         None,
@@ -369,4 +369,4 @@ def test_traces_of_jpeg_and_noise_are_removed_and_reported(place, mvrbm):
     assert json.loads(mvrbm(f"superres photo.png out.png --jpeg 30 {how}")[1])["jpeg"] == 30
     assert json.loads(mvrbm(f"superres photo.jpg out.png --strength 0 {how}")[1])["jpeg"] is None
     out = mvrbm("superres photo.jpg other.png --device cpu")[1]
-    assert "s, without JPEG of quality 40" in out
+    assert "s, removed JPEG artifacts (quality 40)" in out

@@ -59,7 +59,7 @@ ERRORS = [
     ("missing.txt", [], "missing.txt: no such file"),
     ("words", [], "words is neither a folder nor a supported file: .txt, .csv, .svm"),
     ("pets.csv", ["--column", "body"], "pets.csv has no column 'body', only ['id', 'text']"),
-    ("other.csv", [], "other.csv has no column 'text', only ['a', 'b']: name the text column with --column"),
+    ("other.csv", [], "other.csv has no column 'text', only ['a', 'b']: specify the text column with --column"),
     ("pets.txt", ["--vocabulary", "words"], "a vocabulary can only be used with counts"),
     ("pets.feat", ["--vocabulary", "few"], "few has 1 words, but pets.feat has counts for 4"),
     ("bad.feat", [], "bad.feat, line 2: expected word:count, got 'x:1'"),

@@ -11,7 +11,7 @@ def test_invalid_output_files_raise(tmp_path):
     for path, message in [
         (tmp_path / "file" / "out.npy", "is a file"),
         (tmp_path / "nowhere" / "out.npy", "does not exist"),
-        (tmp_path / "out.csv", "should end in"),
+        (tmp_path / "out.csv", "must end in"),
         (tmp_path, "is a folder"),
         (tmp_path / ("x" * 300 + ".npy"), "cannot be written"),
     ]:

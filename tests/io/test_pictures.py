@@ -287,7 +287,7 @@ def test_scikit_image_reads_our_16_bit_png():
 def test_a_png_in_color_has_8_bits_and_a_note_says_so(channels):
     picture = Picture(DEEP[channels])
     assert check_format("x.png", picture) == (
-        "color PNG is written with 8 bits: the lower 8 of 16 bits are lost (write a .tif)",
+        "color PNG is written with 8 bits: the lower 8 of 16 bits are lost (use .tif)",
     )
     write_picture("x.png", picture)
     found = read_picture("x.png").pixels
@@ -359,7 +359,7 @@ def test_files_are_replaced_only_with_force_and_atomically(place, monkeypatch):
     write_picture("x.png", Picture(GRAY))
     with pytest.raises(InputError, match=r"x\.png exists: use --force to replace it"):
         write_picture("x.png", Picture(RGB))
-    with pytest.raises(InputError, match=r"x\.xcf should end in one of \.png \.jpg"):
+    with pytest.raises(InputError, match=r"x\.xcf must end in one of \.png \.jpg"):
         write_picture("x.xcf", Picture(RGB))
     former = there(place)
 

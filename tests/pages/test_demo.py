@@ -60,10 +60,10 @@ def test_every_picture_says_what_it_shows(report):
 def test_numbers_on_the_page_are_those_of_the_run(report):
     html, numbers = report
     for key in ("error_raw_pixels", "error_mvrbm", "error_classic_rbm"):
-        assert f"{100 * numbers[key]:.1f} %" in html
+        assert f"{100 * numbers[key]:.1f}%" in html
     assert f"{numbers['parameters_mvrbm']:,}" in html
     assert numbers["parameters_mvrbm"] == 2 * 25 * 28 + 28 * 28 + 25 * 25
     assert f"{numbers['psnr_denoised']:.1f} dB" in html
     assert f"{numbers['parameters_generative']:,} parameters" in html
-    assert f"recognizes the requested digit in {100 * numbers['agreement']:.0f} %" in html
-    assert f"names {100 * numbers['named_from_half']:.0f} %" in html
+    assert f"recognizes the requested digit in {100 * numbers['agreement']:.0f}%" in html
+    assert f"predicts the label of {100 * numbers['named_from_half']:.0f}%" in html

@@ -162,7 +162,7 @@ def test_nothing_is_removed_from_a_clean_photograph():
     found = estimate_degradation(clean, list(jpeg_steps(98)))
     assert (found, str(found)) == (Degradation(None, 0.0), "nothing")
     np.testing.assert_array_equal(clean_photograph(clean, found), clean)
-    assert str(Degradation(75, 5 / 255)) == "JPEG of quality 75 and noise of 5.0 of 255"
+    assert str(Degradation(75, 5 / 255)) == "JPEG artifacts (quality 75) and noise (standard deviation 5.0/255)"
 
 
 def test_arguments_are_checked():

@@ -23,7 +23,7 @@ from mvrbm.interrupt import INTERRUPTS, exit_code, terminate_in_order
 
 __all__ = ["app", "main"]
 
-# Name of each command, its function, and the arguments of the example in its help.
+# Name and function of each command, and the arguments for the example in its help text.
 _COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     ("train", train.train, "digits.npy --hidden 25x25 --epochs 20 --out model/"),
     ("info", models.info, "model/"),
@@ -94,8 +94,8 @@ def main(args: Sequence[str] | None = None) -> int:
     The exit code is 0 on success, 1 on failure, 2 for invalid usage, 130 after Ctrl-C and 143 after SIGTERM.
     """
     if "torch" not in sys.modules:
-        # By default, idle OpenMP threads spin while they wait for work, which made commands ten times slower on busy
-        # cores.
+        # By default, idle OpenMP threads spin while they wait for work. On a busy machine, this made commands ten times
+        # slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if args is None else args)
     try:
@@ -118,7 +118,10 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _handle(error: Exception) -> int:
-    """Print a one-line error message and return the exit code, or re-raise the error if it is a bug in this package."""
+    """Print a one-line error message and return the exit code.
+
+    Unexpected errors are raised again. If ``MVRBM_DEBUG=1`` is set, all errors are.
+    """
     if os.environ.get("MVRBM_DEBUG") == "1":
         raise error
     if getattr(error, "said_by_main", False):  # the main process of the distributed run prints the message
@@ -139,6 +142,6 @@ def _show_warnings_as_notes() -> None:
     """Print each UserWarning as a one-line note, and ignore all other warnings."""
     warnings.simplefilter("ignore")
     warnings.simplefilter("always", UserWarning)
-    # Array files have no column names, even if the model was trained on a table.
+    # scikit-learn warns if a model was trained on a table with column names and is applied to an array without names.
     warnings.filterwarnings("ignore", message="X does not have valid feature names")
     warnings.showwarning = lambda message, *_, **__: note(" ".join(str(message).split()))

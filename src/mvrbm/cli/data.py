@@ -9,7 +9,7 @@ SetName = Annotated[str, argument("NAME", "Name of a dataset, such as mnist.")]
 
 
 def list_sets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """List the named datasets and show which of them are on this machine."""
+    """List the named datasets and show whether each one is available on this machine."""
     from mvrbm.io import datasets
 
     sets = {}
@@ -18,7 +18,7 @@ def list_sets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         place = datasets.where(name, data_dir)
         description = datasets.describe(name)
         sets[name] = {"description": description, "path": None if place is None else str(place)}
-        rows.append((name, f"{'absent' if place is None else 'here':<8}{description}"))
+        rows.append((name, f"{'missing' if place is None else 'found':<9}{description}"))
     show({"sets": sets}, as_json, table(rows))
 
 
@@ -35,7 +35,7 @@ def where(name: SetName, data_dir: DataDir = None, as_json: AsJson = False) -> N
 
 
 def fetch(name: SetName, as_json: AsJson = False) -> None:
-    """Download a dataset from its public mirrors to the cache and verify the checksums."""
+    """Download a dataset from a public mirror to the cache and verify its checksums."""
     from mvrbm.io import datasets
 
     place = datasets.fetch(name, show_progress=sys.stderr.isatty())

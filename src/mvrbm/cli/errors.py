@@ -1,4 +1,4 @@
-"""Conversion of errors to one-line messages on standard error and to exit codes."""
+"""Convert errors to exit codes, and to one-line messages on standard error."""
 
 import sys
 from typing import Any, cast
@@ -20,7 +20,7 @@ CommandLineError = cast("type[Exception]", _click_exception)
 
 
 def describe(error: Exception) -> tuple[str, int] | None:
-    """Return the message and the exit code for an error, or None if it is a bug in this package."""
+    """Return the message and the exit code for an error, or None if the error is unexpected."""
     if isinstance(error, CommandLineError):
         code = WRONG_USAGE if isinstance(error, UsageError) else FAILURE
         return _describe_usage(error), code
@@ -29,7 +29,7 @@ def describe(error: Exception) -> tuple[str, int] | None:
 
 
 def _describe_usage(error: Any) -> str:
-    message = str(error.format_message()).replace("Value error, ", "")  # a prefix that pydantic adds
+    message = str(error.format_message()).replace("Value error, ", "")  # remove pydantic's prefix
     given = _rejected_value(error)
     if given is not None and given not in message:
         message += f", got {given}"
@@ -46,7 +46,7 @@ def _rejected_value(error: Exception) -> str | None:
 
 
 def _describe_failure(error: Exception) -> str | None:
-    """Return the message for an error caused by data, files or memory, or None if it is a bug in this package."""
+    """Return the message for an error caused by data, files or memory, or None if the error is unexpected."""
     from mvrbm.errors import MVRBMError
 
     text = str(error)
@@ -55,7 +55,7 @@ def _describe_failure(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in text:
         return "out of memory: use a smaller model, batch or input"
     if isinstance(error, RuntimeError) and any(word in text.lower() for word in ("gloo", "nccl")):
-        return "another process of this training run failed or is not responding: see the message of that process"
+        return "another process of this training run failed or is not responding: see its error message"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return text if isinstance(error, (ValueError, OSError)) else None

@@ -25,13 +25,13 @@ Configuration = StrEnum("Configuration", {"STAGES": "stages", "FINE_TUNED": "fin
 DenoiserKind = StrEnum("DenoiserKind", ["COLOR", "GRAY", "SALT", "JPEG"])
 
 _MODEL_HELP = (
-    "Folder of a photo denoiser written by denoise-train, or of a model trained on similar clean images. Default: the "
-    "photo denoiser that comes with mvrbm."
+    "Folder of a photo denoiser saved by denoise-train, or of a model trained on similar clean images. Default: the "
+    "pretrained photo denoiser."
 )
-_NOISE_HELP = "Type of noise. Default: detected for photographs, salt-and-pepper with --model."
+_NOISE_HELP = "Type of noise. Default: detected automatically for photographs, salt-and-pepper with --model."
 _LEVEL_HELP = (
-    "Fraction of corrupted pixels, or standard deviation of Gaussian noise as a fraction of the white level. Default: "
-    "estimated."
+    "Noise level: the fraction of corrupted pixels for salt-and-pepper noise, or the standard deviation for Gaussian "
+    "noise, where white is 1. Default: estimated from the images."
 )
 _METHOD_HELP = "Inference method. Only for a --model that is not a photo denoiser. Default: mean-field."
 _ROUNDS_HELP = "Number of mean-field iterations. Default: 5."
@@ -42,28 +42,30 @@ _STRIDE_HELP = (
     "shorter side of a training image."
 )
 _ENSEMBLE_HELP = (
-    "Average over flips and rotations, which takes eight times as long. Only for models with a single machine."
+    "Average the results for all flips and rotations of the image, which takes eight times as long. Only for models "
+    "trained with --configuration fine-tuned or paper."
 )
+_RESOLVER_HELP = "Folder of a model saved by superres-train. Default: the pretrained model for --scale."
 _CLEANUP_HELP = "Enlarge the image without removing noise and JPEG artifacts first."
-_STRENGTH_HELP = "Factor by which to scale the estimated level of noise and JPEG artifacts to remove. Default: 1."
-_JPEG_HELP = "JPEG quality of an earlier compression of the image. Default: read from IN if it is a JPEG file."
+_STRENGTH_HELP = "Factor that multiplies the estimated levels of noise and JPEG artifacts. Default: 1."
+_JPEG_HELP = "JPEG quality with which the image was compressed. Default: read from IN if it is a JPEG file."
 _CONFIGURATION_HELP = (
-    "stages: the architecture of the shipped weights. fine-tuned: one machine, trained by contrastive divergence and "
-    "backpropagation. paper: the paper's machine, trained by contrastive divergence."
+    "stages: the architecture of the pretrained models. fine-tuned: a single machine, trained by contrastive "
+    "divergence and backpropagation. paper: the machine in the paper, trained by contrastive divergence."
 )
 _PATCH_HELP = "Side length of a patch in the enlarged image. Repeat the option to use several stages."
 _SHAPE_HELP = "Shape of the hidden layer in each stage, such as 24x24."
-_RANK_HELP = "Number of Kronecker products in each coupling."
-_PATCHES_HELP = "Number of patches for contrastive divergence. Not for stages. Default: 10000."
-_EPOCHS_HELP = "Number of epochs of contrastive divergence. Not for stages. Default: set by the recipe."
-_RECIPE_HELP = "Training recipe for contrastive divergence. Not for stages. Default: default."
+_RANK_HELP = "Number of Kronecker products in each weight matrix."
+_PATCHES_HELP = "Number of patches for contrastive divergence. Only for fine-tuned and paper. Default: 10000."
+_EPOCHS_HELP = "Number of epochs of contrastive divergence. Only for fine-tuned and paper. Default: set by the recipe."
+_RECIPE_HELP = "Training recipe for contrastive divergence. Only for fine-tuned and paper. Default: default."
 _TUNING_PATCHES_HELP = (
-    "Number of patches for backpropagation through individual patches, or 0 to skip this step. Default: 100000, or 0 "
-    "for paper."
+    "Number of patches for backpropagation through the first stage, or 0 to skip this step. Default: 100000, or 0 for "
+    "paper."
 )
-_TUNING_CROPS_HELP = (
-    "Number of crops for backpropagation through whole images, or 0 to skip this step. More crops and epochs give "
-    "better results but take longer. Default: 2000, or 0 for a single machine."
+_CROPS_HELP = (
+    "Number of image crops for backpropagation through all stages, or 0 to skip this step. More crops and epochs give "
+    "better results but take longer. Default: 2000"
 )
 _TUNING_EPOCHS_HELP = "Number of epochs of backpropagation. Default: 15 for patches, 6 for crops."
 
@@ -92,8 +94,8 @@ def denoise(
     """Remove noise from a photograph, or from images similar to a model's training images.
 
     Without --model, or if --model is a photo denoiser, INPUT is one photograph: an image file, or a .npy file of shape
-    HxW, HxWx3 or HxWx4. With any other model, INPUT may contain several gray images, and the channels of a color image
-    are denoised as three images with the same noise level.
+    HxW, HxWx3 or HxWx4. With any other model, INPUT may contain several gray images. The channels of a color image are
+    then denoised separately, with the same noise level.
     """
     opt.check_out(out, force)
     inference: Any = {"method": method, "rounds": rounds, "steps": steps, "burn_in": burn_in}
@@ -142,7 +144,7 @@ def denoise(
 
 
 def _check_level(level: float | None) -> None:
-    """Raise ValueError for a noise level of 0. Without noise, there is nothing to remove."""
+    """Raise ValueError if the noise level is 0."""
     if level == 0:
         raise ValueError("--level must be greater than 0, got 0: omit it to estimate the noise level")
 
@@ -150,7 +152,7 @@ def _check_level(level: float | None) -> None:
 def _denoise_photograph(
     source: str, out: Path, noise: NoiseKind | None, level: float | None, device: str, force: bool, as_json: bool
 ) -> None:
-    """Denoise a photograph with the weights that come with the package."""
+    """Denoise a photograph with the pretrained weights, write it to `out` and print the noise level."""
     from mvrbm.vision import denoise_photograph, estimate_noise, estimate_salt
 
     _check_level(level)
@@ -171,7 +173,7 @@ def _denoise_photograph(
 def _denoise_with(
     model: "PhotoDenoiser", source: str, out: Path, level: float | None, force: bool, as_json: bool
 ) -> None:
-    """Denoise a photograph with a trained photo denoiser."""
+    """Denoise a photograph with a saved photo denoiser, write it to `out` and print the noise level."""
     from mvrbm.vision import estimate_noise, jpeg_level
 
     _check_level(level)
@@ -230,7 +232,7 @@ def _write_photograph(
 
 
 def _in_color(source: str) -> "Picture | None":
-    """Read an image file with 8 bits per channel, or return None if it is not a color image."""
+    """Read a color image file, with 16-bit channels reduced to 8 bits. Return None if it is not a color image file."""
     from mvrbm.io.formats import IMAGE_SUFFIXES
     from mvrbm.io.pictures import read_picture
 
@@ -250,7 +252,7 @@ def denoise_train(
         DenoiserKind,
         typer.Option(help="Type of noise: Gaussian on color or gray images, salt-and-pepper, or JPEG artifacts."),
     ] = DenoiserKind.COLOR,
-    tuning_crops: Annotated[int | None, opt.new(_TUNING_CROPS_HELP, min=0)] = None,
+    tuning_crops: Annotated[int | None, opt.new(f"{_CROPS_HELP}.", min=0)] = None,
     tuning_epochs: Annotated[int | None, opt.new(_TUNING_EPOCHS_HELP, min=1)] = None,
     checkpoints: Annotated[Path | None, opt.new(opt.CHECKPOINTS_HELP)] = None,
     seed: opt.Seed = 0,
@@ -260,9 +262,9 @@ def denoise_train(
 ) -> None:
     """Train a photo denoiser on a folder of clean images, for use with `mvrbm denoise --model`.
 
-    The model has the same architecture as the photo denoiser that comes with mvrbm. Images may differ in size and type.
-    Ctrl-C or SIGTERM stops training after the current batch and saves the model. If you use --checkpoints, running the
-    same command again with --force resumes training.
+    The model has the same architecture as the pretrained photo denoiser. Images may differ in size and type. Ctrl-C or
+    SIGTERM stops training after the current batch and saves the model. If you use --checkpoints, running the same
+    command again with --force resumes training.
     """
     opt.check_model_out(out, force)
     from mvrbm.vision import PhotoDenoiser
@@ -281,7 +283,7 @@ def denoise_train(
 def repair(
     source: Annotated[Path, opt.argument("IN", "Image file with a photograph.")],
     out: Annotated[Path, opt.argument("OUT", "A .png, .jpg, .tif, .webp or .bmp file.")],
-    mask: Annotated[Path, opt.new("Image of the same size that is white at the pixels to fill in.")],
+    mask: Annotated[Path, opt.new("Image of the same size that is white where pixels should be filled in.")],
     device: opt.Where = opt.Device.AUTO,
     force: opt.Force = False,
     as_json: opt.AsJson = False,
@@ -328,7 +330,7 @@ def superres(
     source: Annotated[Path, opt.argument("IN", "An image file.")],
     out: Annotated[Path, opt.argument("OUT", "A .png, .jpg, .tif, .webp or .bmp file.")],
     scale: Annotated[Scale | None, opt.new("Enlargement factor for each side. Default: set by --model, or 2.")] = None,
-    model_folder: Annotated[Path | None, opt.new("Folder written by superres-train.", "--model")] = None,
+    model_folder: Annotated[Path | None, opt.new(_RESOLVER_HELP, "--model")] = None,
     self_ensemble: Annotated[bool, opt.new(_ENSEMBLE_HELP, "--self-ensemble")] = False,
     no_cleanup: Annotated[bool, opt.new(_CLEANUP_HELP, "--no-cleanup")] = False,
     jpeg: Annotated[int | None, opt.new(_JPEG_HELP, min=1, max=100)] = None,
@@ -369,7 +371,7 @@ def superres(
     result = {"out": str(out), "from": picture.pixels.shape[:2], "shape": large.pixels.shape, "scale": model.scale}
     result |= {"dtype": str(large.pixels.dtype), "seconds": round(seconds, 3)}
     result |= {"jpeg": found.quality, "noise": found.noise, "strength": strength}
-    removed = "" if found == (None, 0.0) else f", without {found}"
+    removed = "" if found == (None, 0.0) else f", removed {found}"
     opt.show(result, as_json, f"{out}: {picture.size} -> {large.size} in {seconds:.1f} s{removed}")
 
 
@@ -402,7 +404,7 @@ def superres_train(
     epochs: Annotated[int | None, opt.new(_EPOCHS_HELP, min=1)] = None,
     recipe: Annotated[opt.Recipe | None, opt.new(_RECIPE_HELP)] = None,
     tuning_patches: Annotated[int | None, opt.new(_TUNING_PATCHES_HELP, min=0)] = None,
-    tuning_crops: Annotated[int | None, opt.new(_TUNING_CROPS_HELP, min=0)] = None,
+    tuning_crops: Annotated[int | None, opt.new(f"{_CROPS_HELP}, or 0 for fine-tuned and paper.", min=0)] = None,
     tuning_epochs: Annotated[int | None, opt.new(_TUNING_EPOCHS_HELP, min=1)] = None,
     checkpoints: Annotated[Path | None, opt.new(opt.CHECKPOINTS_HELP)] = None,
     quiet: opt.Quiet = False,
@@ -448,8 +450,8 @@ def _resized(
 ) -> "tuple[TrainingStep, ...]":
     """Return training steps with the given numbers of patches, crops and epochs.
 
-    A number of 0 removes the corresponding step. A positive number adds the step if it is missing. If None, the number
-    in the given steps is kept.
+    A number of 0 removes the corresponding step. A positive number adds the step if it is missing. None keeps the
+    number in `steps`.
     """
     import dataclasses
 
@@ -480,9 +482,9 @@ def _fit_and_save(
     words: str,
     as_json: bool,
 ) -> None:
-    """Train a model, save it, and print its size and the training time.
+    """Train a model, save it, and print its number of parameters and the training time.
 
-    If training is interrupted, the model trained so far is saved.
+    If training is interrupted, save the partially trained model.
     """
     began = time.perf_counter()
     cause = None
@@ -499,4 +501,4 @@ def _fit_and_save(
     text = f"{out}: {words}, {parameters:,} parameters, from {len(images)} images in {seconds:.1f} s"
     opt.show(result, as_json, text)
     if cause is not None:
-        raise opt.Interrupted(f"interrupted: the model so far is in {out}", cause)
+        raise opt.Interrupted(f"interrupted: the partially trained model was saved to {out}", cause)

@@ -12,7 +12,7 @@ _DEVIATIONS_HELP = "Also write the standard deviation of each missing entry to t
 _CATEGORICAL_HELP = "Numeric columns to treat as categorical. Text columns are always categorical."
 _AXES_HELP = "Number of leading axes that index samples."
 _AXES_DEFAULT = "chosen on held-out entries"
-# The command lists numeric columns with at most this many distinct whole numbers, because they may be categorical.
+# Maximum number of distinct integers in a numeric column that is reported because it may be categorical.
 _FEW_VALUES = 10
 
 
@@ -80,7 +80,7 @@ def impute(
 
 
 def _check_outputs(out: Path, deviations: Path | None, save: Path | None, force: bool) -> None:
-    """Raise ValueError, before training starts, if an output cannot be written."""
+    """Raise ValueError if an output cannot be written. Called before training starts."""
     from mvrbm.io.atomic import check_output
 
     if out.suffix == ".csv":
@@ -127,7 +127,7 @@ def _write_table(out: Path, imputer: Any, table: Any, as_json: bool, details: di
 
 
 def _treatment_of_columns(table: Any, filled: Any) -> dict[str, list[str]]:
-    """Group the columns whose treatment may surprise a user by how they were treated."""
+    """Return lists of the columns to report: categorical, dropped, and numeric but possibly categorical columns."""
     numeric = table.select_dtypes("number").columns
     kept = numeric.intersection(filled.columns, sort=False)
     return {

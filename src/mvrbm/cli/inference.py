@@ -22,9 +22,9 @@ Start = StrEnum("Start", ["CHAINS", "NOISE"])
 _START_IN_WORDS = {Start.CHAINS: "the training chains", Start.NOISE: "noise"}
 _CHAINS_HELP = "Number of annealing chains in each direction."
 _TEMPERATURES_HELP = "Number of annealing temperatures. More temperatures give a narrower interval."
-_RECONSTRUCT_STEPS_HELP = "Number of mean-field passes up and down."
+_RECONSTRUCT_STEPS_HELP = "Number of mean-field passes to the hidden layer and back."
 _LABEL_HELP = "Draw samples of this class. Requires a model trained with --labels."
-_MEANS_HELP = "Whether to write the means of the visible units or draws from their distribution."
+_MEANS_HELP = "Write the means of the visible units, or values drawn from their distribution."
 _MEANS_DEFAULT = "means for images, draws for .npy"
 _START_HELP = "Initial state of the Gibbs chains."
 _START_DEFAULT = "the saved training chains if available, otherwise noise"
@@ -77,9 +77,9 @@ def likelihood(
     data_dir: opt.DataDir = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Estimate the mean log-likelihood of samples in nats, with an interval.
+    """Estimate the mean log-likelihood of samples, in nats, with an uncertainty interval.
 
-    The two ends of the interval are estimated by forward and reverse annealed importance sampling.
+    The ends of the interval are estimated by forward and reverse annealed importance sampling.
     """
     model = opt.load_model(model_folder, device, "log_likelihood", seed)
     found = model.log_likelihood(opt.read(source, data_dir, rows), n_chains=chains, n_steps=temperatures)
@@ -98,7 +98,7 @@ def reconstruct(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Reconstruct samples by passing them up to the hidden layer and down again."""
+    """Reconstruct samples from the means of the hidden units."""
     opt.check_out(out, force)
     model = opt.load_model(model_folder, device, "reconstruct")
     reconstructed = model.reconstruct(opt.read(source, data_dir, rows, out), steps=steps)
@@ -122,7 +122,7 @@ def sample(
 ) -> None:
     """Draw samples from a model by Gibbs sampling."""
     if data is not None:
-        opt.check_conflicts("--data", "the given samples are the initial states", start=start, label=label)
+        opt.check_conflicts("--data", "the samples in --data are the initial states", start=start, label=label)
     opt.check_out(out, force)
     model = opt.load_model(model_folder, device, "sample", seed)
     labeled = hasattr(model, "classes_")
@@ -145,7 +145,7 @@ def sample(
 def _initial_states(
     model: Any, n: int, start: Start | None, data: str | None, data_dir: Path | None
 ) -> "tuple[Start | NDArray[Any], str]":
-    """Return the `init` argument for the `sample` method, and its description."""
+    """Return the argument `init` for the method `sample`, and a description of the initial states."""
     if data is not None:
         states = opt.read(data, data_dir)
         return states.take(range(n), 0, mode="wrap"), data
@@ -194,7 +194,7 @@ def inpaint(
 
 
 def _read_mask(path: Path, shape: tuple[int, ...], n: int, rows: slice | None) -> "NDArray[Any]":
-    """Read a mask for a single sample, or the masks for `rows` of n samples."""
+    """Read one mask for all samples, or one mask for each of the selected `rows` of n samples."""
     from mvrbm.io.arrays import read_mask
 
     known = read_mask(path, (n, *shape))

@@ -11,7 +11,7 @@ from mvrbm.cli.options import AsJson, Force, ModelFolder, argument, show, table,
 ExportMethod = StrEnum("ExportMethod", ["TRANSFORM", "RECONSTRUCT", "PREDICT_PROBA"])
 
 _METHOD_HELP = "Method to export."
-# Parts of a machine's configuration to include in the JSON result.
+# Parts of a machine's config to include in the JSON result.
 _PARTS = ("visible", "hidden", "couplings")
 
 
@@ -78,8 +78,8 @@ def export(
 ) -> None:
     """Export one method of a model to an ONNX file.
 
-    Before writing the file, the command runs the exported model with onnxruntime and compares its results with the
-    original model.
+    Before writing the file, the command runs the exported model with onnxruntime and compares its output with the
+    output of the original model.
     """
     import mvrbm
     from mvrbm.export import OPSET, to_onnx

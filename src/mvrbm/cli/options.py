@@ -37,7 +37,7 @@ _MAX_ENTRIES = 2**31
 
 
 class Shape(tuple[int, ...]):
-    """Shape that is printed as 25x25."""
+    """Tuple of axis lengths that is formatted as ``25x25``."""
 
     def __str__(self) -> str:
         return times(self)
@@ -52,7 +52,7 @@ def parse_shape(value: str | Shape) -> Shape:
     """Parse a shape such as ``25x25``."""
     text = str(value)
     if not re.fullmatch(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", text):
-        raise typer.BadParameter(f"{text!r} is not a shape such as 25x25")
+        raise typer.BadParameter(f"{text!r} is not a valid shape, such as 25x25")
     shape = Shape(int(size) for size in text.split("x"))
     if math.prod(shape) > _MAX_ENTRIES:
         raise typer.BadParameter(f"{text} has {math.prod(shape):,} entries, more than the limit of {_MAX_ENTRIES:,}")
@@ -64,7 +64,7 @@ def parse_rows(value: str | slice) -> slice:
     if isinstance(value, slice):
         return value
     if not re.fullmatch(r"[0-9]{1,12}|[0-9]{0,12}:[0-9]{0,12}(:[0-9]{0,12})?", value) or value in ("0", ":0"):
-        raise typer.BadParameter(f"{value!r} is not a number of samples, such as 100, or a slice, such as 100:200")
+        raise typer.BadParameter(f"{value!r} is neither a number of samples, such as 100, nor a slice, such as 100:200")
     parts = [int(part) if part else None for part in value.split(":")]
     if len(parts) == 3 and parts[2] == 0:
         raise typer.BadParameter(f"{value!r} has a step of 0")
@@ -87,13 +87,13 @@ def argument(metavar: str, help_text: str) -> Any:
 
 _INPUT_HELP = (
     "Samples: an array file (.npy, .npz:KEY, .h5, .zarr, idx), a table (.csv, .parquet), an image, a folder of images "
-    "or .npy files, or a dataset (mnist-5k)."
+    "or .npy files, or a dataset name (mnist-5k)."
 )
 _ROWS_HELP = "Use only these samples: 100 (the first 100), 100:200 or ::10."
 _MODEL_HELP = "Folder of a saved model, or the name of a model that comes with mvrbm (digits, labeled-digits)."
 _OUT_IMAGES_HELP = "A .npy file, or an image file (such as .png) for a contact sheet."
 RECIPE_HELP = "Training recipe: default (for features), generative (for sampling) or paper."
-CHECKPOINTS_HELP = "Folder for saving a checkpoint after each epoch and resuming."
+CHECKPOINTS_HELP = "Folder to save checkpoints to after each epoch and to resume from."
 
 # Maximum number of samples on a contact sheet, unless --rows selects more.
 MOST_TILES = 100
@@ -118,7 +118,7 @@ DataDir = Annotated[Path | None, new("Folder with local copies of datasets.", "-
 
 
 class Interrupted(Exception):  # noqa: N818  (it is not an error)
-    """Raised after Ctrl-C or SIGTERM ended training and the model was saved. `code` is the exit code."""
+    """Raised after Ctrl-C or SIGTERM has stopped training and the model has been saved. `code` is the exit code."""
 
     def __init__(self, message: str, cause: BaseException) -> None:
         super().__init__(message)
@@ -136,26 +136,29 @@ def given_options(**settings: Any) -> list[str]:
 
 
 def check_absent(reason: str, **settings: Any) -> None:
-    """Raise a usage error if one of these options was given. In the message, `reason` follows the option name."""
+    """Raise a usage error if one of the options in `settings` was given.
+
+    `reason` follows the name of the option in the message, such as "has no effect without --model".
+    """
     for option in given_options(**settings):
         raise typer.BadParameter(f"{reason}: leave it out", param_hint=f"'{option}'")
 
 
 def check_conflicts(option: str, reason: str, **settings: Any) -> None:
-    """Raise a usage error if `option` was given together with one of these options."""
+    """Raise a usage error if `option` was given together with one of the options in `settings`."""
     given = given_options(**settings)
     if given:
         raise UsageError(f"{option} cannot be combined with {' or '.join(given)}: {reason}")
 
 
 def check_not_training(model_folder: Path | None, **settings: Any) -> None:
-    """Raise a usage error if a saved model is given together with training options."""
+    """Raise a usage error if --model was given together with one of the training options in `settings`."""
     if model_folder is not None:
         check_conflicts("--model", f"the model in {model_folder} is already trained", **settings)
 
 
 def check_out(out: Path, force: bool, *, images: bool = True) -> None:
-    """Raise ValueError if samples cannot be written to `out`, a .npy file or (if `images` is True) an image."""
+    """Raise ValueError unless `out` is a writable path to a .npy file or, if `images` is True, to an image file."""
     from mvrbm.io.atomic import check_output
     from mvrbm.io.formats import IMAGE_SUFFIXES
 
@@ -163,7 +166,7 @@ def check_out(out: Path, force: bool, *, images: bool = True) -> None:
 
 
 def check_model_out(out: Path, force: bool) -> None:
-    """Raise ValueError if a model cannot be saved to a folder."""
+    """Raise ValueError if a model cannot be saved to the folder `out`."""
     from mvrbm.io.atomic import check_folder
     from mvrbm.saving import is_replaceable
 
@@ -176,12 +179,15 @@ def check_model_out(out: Path, force: bool) -> None:
 
 # -- models -----------------------------------------------------------------------------------------
 
-# Kinds of estimators that are identified by a method that only they have.
+# Estimators that are identified by a method that no other estimator has.
 _KIND_BY_METHOD = {"explain": "an outlier detector", "standard_deviation": "an imputer"}
 
 
 def load_model(folder: Path, device: str, method: str, seed: int | None = None) -> Any:
-    """Load an estimator. Raise ValueError unless it has `method` and takes one array per sample."""
+    """Load an estimator and set its random state to `seed`, if given.
+
+    Raises ValueError unless the estimator has `method` and takes one array per sample.
+    """
     import mvrbm
 
     model = mvrbm.load(folder, device)
@@ -202,7 +208,10 @@ def load_model(folder: Path, device: str, method: str, seed: int | None = None) 
 def trained_or_loaded(
     train: Callable[[], Any], save: Path | None, model_folder: Path | None, device: str, method: str
 ) -> Any:
-    """Load the estimator in `model_folder`, which must have `method`. If None, train one and save it to `save`."""
+    """Load the estimator in `model_folder`, or train one with `train` if `model_folder` is None.
+
+    A loaded estimator must have `method`. A trained estimator is saved to the folder `save`, if given.
+    """
     if model_folder is not None:
         return load_model(model_folder, device, method)
     model = train()
@@ -212,7 +221,10 @@ def trained_or_loaded(
 
 
 def progress_callbacks(quiet: bool) -> list[Callback]:
-    """Return the callback that reports epochs: a progress bar on a terminal, otherwise one line per epoch."""
+    """Return the callbacks that show progress: a progress bar on a terminal, or one line per epoch elsewhere.
+
+    The list is empty if `quiet` is True.
+    """
     from mvrbm.training import EpochLines, ProgressBar
 
     if quiet:
@@ -226,7 +238,7 @@ def progress_callbacks(quiet: bool) -> list[Callback]:
 def read(source: str, data_dir: Path | None, rows: slice | None = None, out: Path | None = None) -> Any:
     """Read the selected samples into memory.
 
-    If `rows` is None, all samples are read, or as many as fit on a contact sheet if `out` is an image.
+    If `rows` is None, all samples are selected, or the first `MOST_TILES` samples if `out` is an image.
     """
     from mvrbm.io.arrays import read_samples
 
@@ -235,7 +247,10 @@ def read(source: str, data_dir: Path | None, rows: slice | None = None, out: Pat
 
 
 def tiles(rows: slice | None, out: Path, n: int) -> slice | None:
-    """Return the rows to write. If `rows` is None and `out` is an image, they are limited to one contact sheet."""
+    """Return the slice of samples to write to `out`, or None for all samples.
+
+    If `rows` is None and `out` is an image, the slice is limited to the first `MOST_TILES` of n samples.
+    """
     if rows is not None or is_array(out) or n <= MOST_TILES:
         return rows
     note(f"{out} shows the first {MOST_TILES} of {n:,} samples: use -n to select other or more samples")
@@ -293,7 +308,7 @@ def write_samples(
 
 
 def show(result: dict[str, Any], as_json: bool, text: str) -> None:
-    """Print a result as JSON or as text."""
+    """Print `result` as a JSON object if `as_json` is True, or `text` otherwise."""
     print(json.dumps(result, default=str) if as_json else text)
 
 

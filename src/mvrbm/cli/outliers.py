@@ -1,4 +1,4 @@
-"""The ``mvrbm outliers`` command, which trains an outlier detector, scores samples and shows where they are unusual."""
+"""The ``mvrbm outliers`` command, which trains an outlier detector, scores samples and maps their unusual entries."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ _MAPS_HELP = (
     "An image shows each sample next to its map, starting with the most unusual samples."
 )
 _SHARE_HELP = "Fraction of outliers in the training data."
-_SHARE_DEFAULT = "an automatic threshold separates outliers"
+_SHARE_DEFAULT = "a threshold is chosen automatically"
 # Number of the most unusual samples to list.
 _MOST_SHOWN = 10
 

@@ -14,7 +14,7 @@ _MODEL_HELP = (
     "Folder of a saved model, the name of a model that comes with mvrbm (digits, labeled-digits), or enlarge for a "
     "page that enlarges photographs."
 )
-_QUICK_HELP = "Train briefly on a few digits, to try out the command within seconds."
+_QUICK_HELP = "Train briefly on a few digits, to try out the command in a few seconds."
 
 PageOut = Annotated[Path, typer.Option("--out", help="HTML file to write.")]
 
@@ -56,14 +56,14 @@ def demo(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train on 5,000 digits and write a report that shows what the models can do.
+    """Train models on 5,000 digits and write a report that shows what they can do.
 
     The command prints the path of the report. It also writes a playground for one of the models to the same folder.
     """
     from mvrbm.extras import require
     from mvrbm.io.atomic import check_output
 
-    for package in ("matplotlib", "jinja2", "mlxtend"):  # fail before training, not after it
+    for package in ("matplotlib", "jinja2", "mlxtend"):  # report a missing package before training
         require(package, "the demo", "demo")
     from mvrbm.pages.demo import playground_of, run
 

@@ -49,7 +49,7 @@ def topics(
     began = time.perf_counter()
     model.fit(counts, callbacks=opt.progress_callbacks(quiet))
     seconds = time.perf_counter() - began
-    model.feature_names_in_ = np.asarray(names, dtype=object)  # saved with the model
+    model.feature_names_in_ = np.asarray(names, dtype=object)  # saves the words with the model
     found = model.top_words(n=words)
     result = {
         "topics": found,

@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 Negative = StrEnum("Negative", ["CD", "PCD", "TEMPERED"])
 
 _HIDDEN_HELP = "Hidden shape: 500 (RBM), 25x25 (MVRBM) or 5x5x20 (TVRBM)."
-_INIT_HELP = "Continue training this saved model. Replaces --hidden."
+_INIT_HELP = "Continue training this saved model. Use instead of --hidden."
 _RANK_HELP = "Number of Kronecker products in the weights."
-_COUPLING_HELP = "Other weight structure: cp:4, mpo:3, tucker:4x4 or dense."
+_COUPLING_HELP = "Alternative weight structure: cp:4, mpo:3, tucker:4x4 or dense."
 _VISIBLE_HELP = "Visible unit type, such as gaussian."
 _HIDDEN_UNIT_HELP = "Hidden unit type."
 _LABELS_HELP = (
     "One label per sample: a .npy, idx or .txt file, file.csv:COLUMN, a folder with one subfolder of images per class, "
-    "or a dataset. The model can then draw samples of one class. Default recipe: generative."
+    "or a dataset. Allows sampling by class. Default recipe: generative."
 )
 _NEGATIVE_HELP = "Sampling method for the negative phase."
 _CHAINS_HELP = "Number of chains for --negative pcd and tempered."
 _GIBBS_STEPS_HELP = "Number of Gibbs steps per update."
-_SHAPE_HELP = "Shape of a sample, if INPUT contains samples as flat rows."
+_SHAPE_HELP = "Shape of a sample, if INPUT contains flattened samples."
 _LOG_HELP = "Write the metrics of each epoch to this CSV file."
 _SWEEP_HELP = (
-    "Train one model per combination, such as 'rank=1,2;batch_size=50,100', and save the one with the best score on "
-    "held-out samples."
+    "Train one model per combination of values, such as 'rank=1,2;batch_size=50,100', and save the model with the "
+    "best score on held-out samples."
 )
 
 
@@ -102,7 +102,7 @@ def train(
             "sweep": sweep,
             "missing_nan": missing_nan or None,
         }
-        opt.check_conflicts("--labels", "models with labels do not support this option", **unsupported)
+        opt.check_conflicts("--labels", "not supported for models with labels", **unsupported)
     if sweep is not None:
         reason = "each model in a sweep is trained from scratch on complete samples"
         opt.check_conflicts("--sweep", reason, init=init, log=log, missing_nan=missing_nan or None)
@@ -154,7 +154,7 @@ def _raise_interrupted(outcome: _Outcome, out: Path, checkpoints: Path | None) -
     else:
         advice = "run the same command with --force to resume training"
     updates = outcome.result["updates"]
-    message = f"interrupted after {updates:,} updates: the model so far is in {out}; {advice}"
+    message = f"interrupted after {updates:,} updates: the partially trained model was saved to {out}; {advice}"
     raise opt.Interrupted(message, outcome.interrupt)
 
 
@@ -162,7 +162,7 @@ def _raise_interrupted(outcome: _Outcome, out: Path, checkpoints: Path | None) -
 
 
 def _check_layers(hidden: opt.Shape | None, init: Path | None, **layers: Any) -> None:
-    """Raise a usage error unless the layers are given either by --hidden or by a saved model."""
+    """Raise a usage error unless either --hidden or a saved model defines the layers."""
     if hidden is None and init is None:
         raise UsageError("pass --hidden SHAPE to train a new model, or --init MODEL to continue training a saved one")
     if init is not None:
@@ -251,7 +251,7 @@ def _read_samples(
 
 
 def _check_axes(hidden: opt.Shape, shape: tuple[int, ...]) -> None:
-    """Raise ValueError if the hidden layer has several axes, but not as many as a sample."""
+    """Raise ValueError if a hidden layer with several axes does not have as many axes as a sample."""
     if len(hidden) > 1 and len(hidden) != len(shape):
         raise ValueError(
             f"--hidden {hidden} has {len(hidden)} axes, but samples have {len(shape)} ({opt.times(shape)}): "
@@ -303,7 +303,7 @@ def _callbacks(
 
 
 def _fit(model: Any, samples: Any, out: Path, **arguments: Any) -> _Outcome:
-    """Fit the model, save it and describe the result. If training is interrupted, save the model trained so far."""
+    """Fit and save the model, and return the outcome. If training is interrupted, save the partially trained model."""
     began = time.perf_counter()
     interrupt = None
     try:
@@ -342,7 +342,7 @@ def _fit(model: Any, samples: Any, out: Path, **arguments: Any) -> _Outcome:
 
 
 def _parse_grid(text: str) -> dict[str, list[Any]]:
-    """Parse a parameter grid such as ``name=value,value;name=value``."""
+    """Parse a parameter grid such as ``name=value,value;name=value`` into lists of values by parameter name."""
     grid: dict[str, list[Any]] = {}
     for part in filter(None, map(str.strip, text.split(";"))):
         name, _, values = part.partition("=")
@@ -363,7 +363,7 @@ def _parse_value(text: str) -> Any:
 def _sweep(
     model: Any, grid: dict[str, list[Any]], samples: Any, out: Path, checkpoints: Path | None, force: bool
 ) -> _Outcome:
-    """Train one model per combination of parameter values, save the best model and describe all of them."""
+    """Train one model per combination of parameter values, save the best model and return the scores of all models."""
     from mvrbm.estimators.sweep import Sweep
 
     parameters = model.get_params()
@@ -379,6 +379,6 @@ def _sweep(
         params = ", ".join(f"{key}={value}" for key, value in one.params.items())
         outcome = "diverged" if one.diverged else f"score {one.score:.6g}, {one.seconds:.1f} s"
         lines.append(f"{params}: {outcome}")
-    lines.append(f"{out}: the best of {len(candidates)}, score {fitted.best_score_:.6g}")
+    lines.append(f"{out}: best of {len(candidates)} models, score {fitted.best_score_:.6g}")
     result = {"model": str(out), "best": fitted.best_params_, "score": fitted.best_score_, "candidates": candidates}
     return _Outcome(result, "\n".join(lines))

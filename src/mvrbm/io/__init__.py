@@ -1,1 +1,1 @@
-"""Read and write arrays, tables, documents, images and named datasets. Nothing here depends on a model."""
+"""Read and write arrays, tables, documents, images and named datasets. This package does not depend on models."""

@@ -63,7 +63,7 @@ def read_array(
     -------
     array
         Array of booleans, integers or floats, with samples along the first axis. Images are converted to grayscale
-        bytes.
+        with dtype uint8.
     """
     text = os.fspath(source)
     name, _, split = text.partition(":")
@@ -78,7 +78,7 @@ def read_array(
         if path.is_dir():
             return _read_images([image for images in images_by_class(path).values() for image in images], largest)
         if not path.exists():
-            raise InputError(f"{text}: no such file, and no dataset of that name: {', '.join(datasets.NAMES)}")
+            raise InputError(f"{text}: no such file or dataset. The datasets are {', '.join(datasets.NAMES)}")
         return _read_file(path, key, largest)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -145,7 +145,7 @@ def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[
 
 
 def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Array:
-    """Read one label per sample, or one-hot rows.
+    """Read labels, as an array with one label or one one-hot row per sample.
 
     Parameters
     ----------
@@ -266,9 +266,9 @@ def read_mask(source: str | os.PathLike[str], shape: tuple[int, ...]) -> NDArray
 
 
 def half_mask(shape: tuple[int, ...], hidden: str) -> NDArray[np.bool_]:
-    """Return a mask for samples of shape `shape` that is False in one half.
+    """Return a mask for samples of shape `shape` that is False in one half and True in the other.
 
-    `hidden` names that half: ``"left"``, ``"right"``, ``"top"`` or ``"bottom"``.
+    `hidden` is the half that is False: ``"left"``, ``"right"``, ``"top"`` or ``"bottom"``.
     """
     if len(shape) < 2:
         raise InputError(f"a sample of shape {shape} has no {hidden} half: pass a mask instead")
@@ -299,14 +299,15 @@ def as_pictures(array: Array) -> Array:
 
 
 def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
-    """Arrange samples in a grid and return the grid as a grayscale image of bytes.
+    """Arrange samples in a grid and return the grid as a grayscale image of dtype uint8.
 
     Parameters
     ----------
     array : array of shape (n, rows, columns), or (n, m) where m is a square number
-        Samples. Bytes are shown unchanged. Other values are clipped to the range from 0 (black) to 1 (white).
+        Samples. Values of dtype uint8 are shown unchanged. Other values are clipped to the range from 0 (black) to 1
+        (white).
     stretch : bool
-        Whether to map the smallest value to black and the largest value to white instead. Ignored for bytes.
+        Whether to map the smallest value to black and the largest value to white instead. Ignored for uint8.
     """
     array = as_pictures(array)
     if array.dtype != np.uint8:
@@ -327,7 +328,7 @@ def write_output(path: str | os.PathLike[str], array: Array, force: bool = False
     """Write an array to a ``.npy`` file, or write samples to an image file as a :func:`contact_sheet`.
 
     Small sheets with several samples are enlarged by an integer factor. A single sample keeps its size. An existing
-    file is replaced only if `force` is true.
+    file is replaced only if `force` is true. Returns the path of the file.
     """
     path = check_output(path, force, (".npy", *IMAGE_SUFFIXES))
     encoded = io.BytesIO()  # If np.save fails on a real file, its error message does not give the reason.

@@ -69,7 +69,7 @@ def check_output(path: str | os.PathLike[str], force: bool = False, suffixes: Se
     """
     path = Path(path)
     if suffixes and path.suffix.lower() not in suffixes:
-        raise InputError(f"{path} should end in one of {' '.join(suffixes)}")
+        raise InputError(f"{path} must end in one of {' '.join(suffixes)}")
     if _exists(path) and path.is_dir():
         raise InputError(f"{path} is a folder: specify a file instead")
     if _exists(path) and not force:
@@ -83,7 +83,7 @@ def check_output(path: str | os.PathLike[str], force: bool = False, suffixes: Se
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:
-    """Return `folder`, or raise InputError if it does not exist and cannot be created."""
+    """Return `folder`, or raise InputError if files cannot be written to it or if it cannot be created."""
     folder = Path(folder)
     nearest = next(place for place in (folder, *folder.absolute().parents) if _exists(place))
     if not nearest.is_dir():
@@ -104,7 +104,7 @@ def _exists(path: Path) -> bool:
 
 
 def usual_mode(mode: int) -> int:
-    """Return the permissions of newly created files, which are `mode` without the bits in the umask."""
+    """Return the permission bits of a new file: `mode` without the bits that are set in the umask."""
     mask = os.umask(0)
     os.umask(mask)
     return mode & ~mask
@@ -191,7 +191,7 @@ def _move_into_place(staging: Path, target: Path) -> None:
 
 
 def _former(target: Path) -> Path:
-    """Return the temporary path of the old folder while it is being replaced."""
+    """Return the path to which the old folder is renamed while it is being replaced."""
     return target.parent / f".{target.name}.former"
 
 
@@ -211,7 +211,7 @@ def recover_folder(folder: Path) -> Path:
 
 
 def remove_leftovers(home: Path, prefix: str) -> None:
-    """Remove temporary folders in `home` that were left by killed processes and have names starting with `prefix`."""
+    """Remove temporary folders in `home` whose names start with `prefix` and that killed processes have left behind."""
     for folder in home.iterdir():
         if folder.name.startswith(prefix):
             with contextlib.suppress(OSError), lock(folder) as locked:

@@ -1,4 +1,4 @@
-"""Load named datasets. Some are included in other packages. MNIST and Fashion-MNIST are downloaded once.
+"""Load named datasets. Some are included in other packages. MNIST and Fashion-MNIST must be downloaded once.
 
 :func:`load` returns a dataset by name, :func:`where` locates its files, and :func:`fetch` downloads them. `formats`
 reads the files.
@@ -23,7 +23,7 @@ from mvrbm.io.formats import first_line, read_idx
 __all__ = ["NAMES", "Dataset", "DatasetError", "describe", "fetch", "load", "patches", "where"]
 
 Array = NDArray[Any]
-# Dataset that error messages suggest if there is no network connection.
+# Dataset that error messages suggest because it requires no download.
 _ALTERNATIVE = "mnist-5k"
 # Maximum size of a downloaded file in bytes.
 _LARGEST_DOWNLOAD = 256 * 2**20
@@ -73,7 +73,7 @@ _FILE_NAMES = {
 
 
 def load(name: str, *, split: str = "train", data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """Load a dataset by name.
+    """Load a dataset by name. Downloadable datasets must be fetched first (see :func:`fetch`).
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ def _download(name: str, mirrors: Sequence[str], target: Path, checksum: str, sh
         except (OSError, ValueError) as error:  # Exceptions raised by requests are OSErrors.
             reasons[_root_cause(error)] = None
     reason = f"{target.name} for '{name}' could not be downloaded ({'; '.join(reasons)}): check the network connection,"
-    raise DatasetError(f"{reason} use '{_ALTERNATIVE}', or point MVRBM_DATA at a copy")
+    raise DatasetError(f"{reason} use '{_ALTERNATIVE}', or set MVRBM_DATA to a folder with a copy")
 
 
 def _root_cause(error: BaseException) -> str:
@@ -203,7 +203,7 @@ def _root_cause(error: BaseException) -> str:
 
 
 class _SizeGuard:
-    """A silent progress bar for pooch that aborts downloads that are far too large."""
+    """Replacement for pooch's progress bar that shows nothing and aborts a download that is far too large."""
 
     total = 0
     received = 0

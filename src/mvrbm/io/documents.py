@@ -1,4 +1,4 @@
-"""Read documents as word counts, from text in a folder, file or table, or from counts in svmlight or npz files."""
+"""Read word counts of documents, from text in a folder, file or table, or from svmlight or npz files."""
 
 import csv
 import sys
@@ -16,7 +16,7 @@ from mvrbm.io.untrusted import Budget
 
 #: File name suffixes for word counts.
 COUNT_SUFFIXES = (".svm", ".svmlight", ".libsvm", ".feat", ".npz")
-# Memory in bytes used by the name of a word if words are identified by indices.
+# Approximate memory in bytes per word of the vocabulary if the words are named by their indices.
 _BYTES_PER_WORD = 64
 # Regular expression for words with at least three letters in any alphabet, without digits and underscores.
 _WORD = r"(?u)\b[^\W\d_]{3,}\b"
@@ -25,7 +25,7 @@ _WORD = r"(?u)\b[^\W\d_]{3,}\b"
 def read_documents(
     path: Path, *, column: str | None = None, vocabulary: Path | None = None, max_words: int = 2000
 ) -> tuple[Any, list[str]]:
-    """Return word counts, as a sparse matrix of shape (n, n_words), and the list of words.
+    """Read documents, and return a sparse matrix of word counts, of shape (n, n_words), and the list of words.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def _column(path: Path, column: str | None) -> Iterator[str]:
     names = list(table.fieldnames or [])
     wanted = column or (names[0] if len(names) == 1 else "text")
     if wanted not in names:
-        hint = "" if column else ": name the text column with --column"
+        hint = "" if column else ": specify the text column with --column"
         raise InputError(f"{path} has no column '{wanted}', only {names}{hint}")
     for row in table:
         yield row[wanted] or ""
@@ -144,7 +144,7 @@ def _svmlight(path: Path) -> tuple[Any, int]:
 def _npz(path: Path) -> Any:
     """Read a sparse matrix written by `scipy.sparse.save_npz`.
 
-    SciPy's own reader would allocate arrays of any size that the file claims.
+    SciPy's own reader allocates arrays of whatever size the file declares.
     """
     data, indices, indptr, shape = (read_npz(path, key) for key in ("data", "indices", "indptr", "shape"))
     with reading(path):
@@ -160,5 +160,5 @@ def _npz(path: Path) -> Any:
 
 
 def _check_words(path: Path, n_words: int) -> None:
-    """Raise InputError if the names of `n_words` words require more memory than the size of the file justifies."""
+    """Raise InputError if a vocabulary of `n_words` words would exceed the memory limit for a file of this size."""
     Budget(path).spend(_BYTES_PER_WORD * n_words, f"{path}: a vocabulary of {n_words:,} words")

@@ -81,7 +81,7 @@ def images_by_class(folder: Path) -> dict[str, list[Path]]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert all errors raised while reading a file to an InputError that includes the file name."""
+    """Convert errors raised while reading a file to an InputError that includes the file name."""
     check_regular_file(path)
     try:
         yield
@@ -183,7 +183,10 @@ def _npy_header(
 def _read_entries(
     file: IO[bytes], what: str, shape: tuple[int, ...], dtype: np.dtype[Any], available: int, largest: int
 ) -> Array:
-    """Read the entries of an array as a one-dimensional array. The file must end after the last entry."""
+    """Read the entries of an array and return them as a one-dimensional array.
+
+    Raises InputError if the file does not end after the last entry.
+    """
     needed = math.prod(shape) * dtype.itemsize
     if needed > largest:
         raise InputError(f"{what} declares {needed:,} bytes for shape {shape}, more than the limit of {largest:,}")
@@ -203,7 +206,7 @@ def _read_entries(
 
 
 def some_of(names: Iterable[str], most: int = 8) -> str:
-    """Join the first `most` names for use in a message."""
+    """Join names with commas for use in a message. Names after the first `most` are replaced with an ellipsis."""
     names = list(names)
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 

@@ -9,7 +9,7 @@ gray, RGB, RGBA                unchanged, with 8 or 16 bits (16 bits in color fr
 gray with alpha                RGBA, 8 bits
 1 bit                          gray, 8 bits
 palette                        RGB, or RGBA if it has transparent colors
-CMYK, YCbCr                    RGB (CMYK is converted with the profile in the file if there is one)
+CMYK, YCbCr                    RGB (CMYK is converted with the profile in the file, if any)
 several images in a JPEG       the first image (phones add previews and depth maps)
 =============================  ======================================================================
 
@@ -107,7 +107,7 @@ class Picture:
 
 
 def read_picture(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Picture:
-    """Read an image with at most `largest` pixels. The module docstring lists the cases that raise InputError."""
+    """Read an image with at most `largest` pixels. The module docstring explains when this raises InputError."""
     path = Path(path)
     content = _content(path)
     with _as_input_errors(path), _opened(content) as image:
@@ -178,7 +178,7 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
 
 @contextlib.contextmanager
 def _as_input_errors(path: Path) -> Iterator[None]:
-    """Convert all errors raised while reading an image to an InputError."""
+    """Convert errors raised while reading an image to an InputError that includes the file name."""
     try:
         yield
     except (InputError, MemoryError):
@@ -304,14 +304,14 @@ def check_format(path: str | os.PathLike[str], picture: Picture, scale: int = 1)
     pixels = picture.pixels
     form = FORMATS[path.suffix.lower()]
     if not form.alpha and picture.has_alpha and bool((pixels[..., 3] < np.iinfo(pixels.dtype).max).any()):
-        raise InputError(f"{path}: the image has transparency, which {form.name} does not support: write a .png")
+        raise InputError(f"{path}: the image has transparency, which {form.name} does not support: write a .png file")
     longest = scale * max(pixels.shape[:2])
     if longest > form.longest:
         raise InputError(f"{path}: {form.name} supports at most {form.longest:,} pixels per side, not {longest:,}")
     lost = []
     if pixels.dtype == np.uint16 and not _keeps_depth(picture, form):
         if form.deep_gray:
-            lost.append(f"color {form.name} is written with 8 bits: the lower 8 of 16 bits are lost (write a .tif)")
+            lost.append(f"color {form.name} is written with 8 bits: the lower 8 of 16 bits are lost (use .tif)")
         else:
             lost.append(f"{form.name} supports only 8 bits: the lower 8 of 16 bits are lost")
     if _is_deep_tiff(picture, form):
@@ -324,7 +324,7 @@ def check_format(path: str | os.PathLike[str], picture: Picture, scale: int = 1)
 
 
 def write_picture(path: str | os.PathLike[str], picture: Picture, force: bool = False) -> Path:
-    """Write an image to a file atomically.
+    """Write an image to a file atomically and return the path.
 
     The suffix of `path`, one of `FORMATS`, determines the format. If the format does not support 16 bits, values are
     rounded to 8 bits. An existing file is replaced only if `force` is true.

@@ -66,7 +66,7 @@ class Rows(ABC):
         return 1 + len(self._sample)
 
     def reshape(self, n: int, *shape: int) -> Self:
-        """Return the same samples with a different shape."""
+        """Return a dataset with the same n samples, each of shape `shape`."""
         if n != len(self) or math.prod(shape) != math.prod(self._sample):
             raise ShardError(f"rows of shape {self._sample} cannot be reshaped to {shape}")
         other = copy.copy(self)

@@ -30,7 +30,7 @@ TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 STORES = (".h5", ".hdf5", ".zarr")
 # Memory in bytes that pandas uses per column of a CSV file, even if the file has a single row.
 _BYTES_PER_COLUMN = 1000
-# Size in bytes of the decompressed blocks when measuring the size of a gzip file.
+# Number of bytes to decompress at once when measuring the decompressed size of a gzip file.
 _GZIP_BLOCK = 2**20
 
 
@@ -133,9 +133,10 @@ def _is_number(field: str) -> bool:
 
 
 def table_samples(frame: Any, path: Path) -> Array:
-    """Convert a numeric DataFrame to an array with one row per sample. Missing values become NaN.
+    """Convert a numeric DataFrame to an array with one row per sample.
 
-    The dtype is uint8 if all values are nonnegative integers and the maximum is 255. Otherwise, it is float64.
+    The dtype is uint8 if all values are nonnegative integers and the maximum is 255. Otherwise, it is float64, and
+    missing values become NaN.
     """
     text = [name for name, dtype in frame.dtypes.items() if dtype.kind not in "biuf"]
     if text:
@@ -152,7 +153,7 @@ def table_samples(frame: Any, path: Path) -> Array:
 
 
 def table_labels(frame: Any, path: Path) -> Array:
-    """Return the labels in a DataFrame that has a single column or one-hot rows."""
+    """Return the labels in a DataFrame that has a single column, or its rows if they are one-hot."""
     if len(frame.columns) > 1:
         rows = table_samples(frame, path)
         if not (np.isin(rows, (0, 1)).all() and (rows.sum(1) == 1).all()):

@@ -9,7 +9,7 @@ from mvrbm.io.atomic import replace_file
 
 
 def write_html(package: str, template: str, path: str | os.PathLike[str], **values: Any) -> Path:
-    """Render a template from a package with the given values, and write the page to a file atomically."""
+    """Render a template of `package` with the given values, write the page to a file atomically and return its path."""
     jinja = require("jinja2", "a page", "demo")
     loader = jinja.PackageLoader(package)
     templates = jinja.Environment(loader=loader, autoescape=True, undefined=jinja.StrictUndefined)

@@ -19,7 +19,7 @@ ALLOWANCE = 64 * 2**20
 _BYTES_PER_BYTE = 4
 # CPU time in seconds that reading a file of any size may take.
 _SECONDS = 5.0
-# File size in bytes that allows one additional second of CPU time.
+# Number of bytes of file size for which reading may take one additional second of CPU time.
 _BYTES_PER_SECOND = 10 * 2**20
 
 

@@ -1,7 +1,7 @@
 """HTML pages: reports, the playground, the enlarging page, and a demo that writes a report and a playground.
 
 Every page is one self-contained file that opens without a network connection. The templates contain the HTML, CSS and
-JavaScript, and the modules fill them in. Apart from :mod:`mvrbm.pages.demo`, nothing here trains or samples.
+JavaScript, and the modules fill in the values. Only :mod:`mvrbm.pages.demo` trains models and draws samples.
 """
 
 from mvrbm.pages.enlarging import write_enlarging_page

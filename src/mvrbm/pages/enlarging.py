@@ -1,4 +1,4 @@
-"""The enlarging page, which enlarges photographs with the models that come with the package."""
+"""The enlarging page, which enlarges photographs in the browser with the pretrained models."""
 
 import base64
 import os
@@ -60,7 +60,7 @@ def template_values(stages: Mapping[int, Sequence[SymmetricStage]], rounds: int)
 
 
 def _describe(stage: SymmetricStage) -> dict[str, Any]:
-    """Return the settings and weights of a stage. As in the package, the weights are stored in half precision."""
+    """Return the settings and weights of a stage. As in the pretrained files, the weights are in half precision."""
     described: dict[str, Any] = {name: getattr(stage, name) for name in _SETTINGS}
     for name in _ARRAYS:
         described[name] = encode(getattr(stage, name).detach().cpu().half().numpy())

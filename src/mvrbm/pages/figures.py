@@ -1,4 +1,4 @@
-"""Figures in HTML: image grids as PNG, and line plots as SVG in the colors of the page."""
+"""HTML figures: image grids in PNG format, and line plots in SVG format in the colors of the page."""
 
 import base64
 import contextlib

@@ -136,7 +136,10 @@ def _encode(tensor: Tensor) -> dict[str, Any]:
 
 
 def _gray_range(unit: Unit, chains: Tensor | None) -> list[float]:
-    """Return the values to show as black and white: the bounds of the unit, or a range that contains most pixels."""
+    """Return the values to show as black and white.
+
+    These are the bounds of the unit or, if it is unbounded, a range that contains most pixels.
+    """
     if np.isfinite(unit.data_range).all():
         return list(unit.data_range)
     if chains is not None:

@@ -48,7 +48,7 @@ __all__ = [
     "repair_photograph",
 ]
 
-# Names imported on first use, because their modules import scikit-learn.
+# Public names that are imported on first use, with their modules. These modules require scikit-learn.
 _HOMES = {
     "SuperResolver": "super_resolution",
     "TrainingStep": "stage_training",

@@ -1,4 +1,4 @@
-r"""Back-projection, which makes a high-resolution image consistent with the low-resolution image.
+r"""Back-projection, which makes a high-resolution image consistent with a given low-resolution image.
 
 Each round reduces the high-resolution image H, computes the error with respect to the low-resolution image L, and adds
 the enlarged error to H: :math:`H \leftarrow H + E (L - D H)`, where D reduces and E enlarges an image. Because every
@@ -17,16 +17,17 @@ from torch import Tensor
 
 from mvrbm.vision.resampling import enlarging_taps, reducing_taps, taps_matrix
 
-# Number of entries of a line to compute with one matrix product. The matrices of longer blocks are mostly zero.
+# Number of output pixels per block. Each block of a row or column is computed by one matrix product. The matrices of
+# larger blocks would be mostly zero.
 _BLOCK = 64
 
-# Part of a resampled line, computed by a matrix product: output entries, input entries, matrix.
+# Block of a resampled row or column: output pixels, input pixels, and the matrix that maps input to output.
 _Block = tuple[slice, slice, Tensor]
 
 
 @torch.no_grad()
 def back_project(low: Tensor, high: Tensor, scale: int, rounds: int) -> Tensor:
-    """Make a high-resolution image consistent with the low-resolution image, in place.
+    """Modify a high-resolution image in place to be consistent with a low-resolution image, and return it.
 
     `low` has shape (h, w) and `high` has shape (h * scale, w * scale).
     """
@@ -48,7 +49,7 @@ def back_project(low: Tensor, high: Tensor, scale: int, rounds: int) -> Tensor:
 
 
 def _blocks(kind: str, size: int, scale: int, like: Tensor) -> list[_Block]:
-    """Return the blocks for one operation on a line that has `size` pixels at low resolution.
+    """Return the blocks for resampling a row or column that has `size` pixels at low resolution.
 
     `kind` is "reduce", "enlarge", or "both" (enlarge and then reduce).
     """

@@ -1,4 +1,4 @@
-"""Color spaces: ITU-R BT.601 luminance with range 16 to 235, the standard in the literature, and opponent colors."""
+"""Color spaces: ITU-R BT.601 luminance (16 to 235), which super-resolution papers use, and opponent colors."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def luminance(image: Array) -> Array:
 
 
 def check_rgb(image: Any) -> Array:
-    """Convert an image to an array, or raise ValueError if it is not RGB."""
+    """Convert an image to an array of shape (H, W, 3), or raise ValueError if it is not RGB."""
     array = check_image(image)
     if array.ndim != 3 or array.shape[2] != 3:
         raise ValueError(f"image must be an RGB array of shape (rows, columns, 3), got shape {array.shape}")

@@ -1,6 +1,6 @@
-"""Estimation of noise and JPEG compression in photographs, and simulation of both for training.
+"""Estimate noise and JPEG compression in photographs, and simulate degradations for training.
 
-Simulations work on batches of crops of shape (n, c, h, w) with white at 1, on any device.
+Simulations process batches of crops of shape (n, c, h, w), with white at 1, on any device.
 """
 
 import functools
@@ -39,11 +39,11 @@ SMALLEST_NOISE = 1.5 / 255
 
 # Side length of the blocks used to estimate noise, in units of 2x2 pixels.
 _BLOCK = 8
-# Quantile of the block standard deviations that is used as the noise estimate.
+# Quantile of the standard deviations of all blocks that serves as the noise estimate.
 _QUIET = 0.1
-# Largest ratio between axis-aligned and diagonal variance in a block of noise. White noise has a ratio of 1.
+# Maximum ratio of axis-aligned to diagonal variance for a block to look like noise. White noise has a ratio of 1.
 _MOST_ANISOTROPY = 1.4
-# Minimum fraction of blocks that must look like noise.
+# Minimum fraction of blocks that must look like noise. Otherwise, the noise estimate is 0.
 _LEAST_NOISE_BLOCKS = 0.04
 # Blocks with a larger fraction of black or white pixels are ignored, because clipping reduces the noise.
 _CLIPPED = 0.02
@@ -58,14 +58,14 @@ _STANDS_OUT = 4.0
 
 
 class Degradation(NamedTuple):
-    """JPEG compression and noise in a photograph."""
+    """JPEG quality and noise level of a photograph."""
 
     quality: int | None  # JPEG quality, or None if there are no JPEG artifacts
     noise: float  # standard deviation as a fraction of the white level
 
     def __str__(self) -> str:
-        parts = [f"JPEG of quality {self.quality}"] if self.quality is not None else []
-        parts += [f"noise of {255 * self.noise:.1f} of 255"] if self.noise else []
+        parts = [f"JPEG artifacts (quality {self.quality})"] if self.quality is not None else []
+        parts += [f"noise (standard deviation {255 * self.noise:.1f}/255)"] if self.noise else []
         return " and ".join(parts) or "nothing"
 
 
@@ -76,7 +76,7 @@ def jpeg_steps(quality: float) -> NDArray[np.int64]:
 
 
 def jpeg_quality(table: Sequence[int]) -> int:
-    """Return the quality from 1 to 100 whose luminance quantization table is closest to the given table."""
+    """Return the JPEG quality, from 1 to 100, whose luminance quantization table is closest to `table` on average."""
     given = np.log(np.asarray(table, np.float64).mean())
     return min(range(1, 101), key=lambda quality: abs(math.log(jpeg_steps(quality).mean()) - given))
 
@@ -85,8 +85,8 @@ def estimate_noise(image: Any) -> float:
     """Estimate the standard deviation of Gaussian noise in a photograph, as a fraction of the white level.
 
     White noise has the same variance in all directions, whereas image detail is stronger along rows and columns than
-    along diagonals. The estimate is based on the 10 percent of image blocks with the least detail. It is 0 if hardly
-    any block looks like white noise.
+    along diagonals. The estimate is based on the 10 percent of image blocks with the least variance. It is 0 if almost
+    no block looks like white noise.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def estimate_noise(image: Any) -> float:
     deviations = np.sqrt(diagonal)
     counted = whole if (noise & whole).any() else np.ones_like(whole)
     lowest = min(np.quantile(deviations[some], _QUIET) for some in (counted, counted & noise))
-    # Expected relative deviation of the lowest decile if all blocks are equally noisy.
+    # Expected deviation of the lowest decile from the mean, relative to the mean, if all blocks are equally noisy.
     by_chance = 1.28 / math.sqrt(2 * height * width * blocks.shape[-1])
     return float(lowest / (1 - min(by_chance, 0.5)))
 
@@ -153,8 +153,8 @@ def estimate_salt(image: Any) -> float:
 def estimate_degradation(image: Any, table: Sequence[int] | None = None) -> Degradation:
     """Estimate the JPEG compression and the noise of a photograph.
 
-    `table` is the luminance quantization table of the JPEG file, from which the quality is estimated. A quality above
-    95, and noise with a standard deviation below 1.5/255, are ignored.
+    The JPEG quality is estimated from `table`, the luminance quantization table of the JPEG file. It is None if `table`
+    is None or if the quality is above 95. The noise level is 0 if the standard deviation is at most 1.5/255.
     """
     quality = None if table is None else jpeg_quality(table)
     if quality is not None and quality > HIGHEST_QUALITY:
@@ -164,16 +164,16 @@ def estimate_degradation(image: Any, table: Sequence[int] | None = None) -> Degr
 
 
 def as_channels(array: Array) -> Tensor:
-    """Convert the gray or RGB channels of an image to floats of shape (c, h, w) with white at 1."""
+    """Convert the gray or RGB channels of an image to a float tensor of shape (c, h, w) with white at 1."""
     colors = array[..., None] if array.ndim == 2 else array[..., :3]
     return torch.from_numpy(np.ascontiguousarray(colors.transpose(2, 0, 1), np.float32)) / white(array.dtype)
 
 
 def median_of_uncorrupted(images: Tensor, mask: Tensor) -> Tensor:
-    """Replace corrupted pixels (mask 1) with the median of their uncorrupted neighbors.
+    """Replace each corrupted pixel with the median of its uncorrupted neighbors.
 
-    The neighborhood has 3x3 pixels. If all of them are corrupted, it is extended to 5x5 or 7x7 pixels. `images` and
-    `mask` have shape (n, 1, h, w).
+    The neighborhood has 3x3 pixels, or 5x5 or 7x7 pixels if all pixels in smaller neighborhoods are corrupted. `images`
+    and `mask` have shape (n, 1, h, w). The mask is 1 where pixels are corrupted.
     """
     for side in (3, 5, 7):
         known = torch.where(mask > 0, torch.nan, images)
@@ -197,7 +197,7 @@ class Degraded(NamedTuple):
 
 
 class Simulation(ABC):
-    """Random degradation of clean images, which stages learn to undo."""
+    """Base class for random degradations of clean images, which stages learn to undo."""
 
     border = 8  # number of pixels on each side of a crop that the loss ignores
     known_level = True  # whether stages receive the level
@@ -208,7 +208,7 @@ class Simulation(ABC):
         """Degrade images of shape (n, c, h, w). If `level` is None, each image gets a random level."""
 
     def project(self, image: Tensor, truth: Tensor) -> Tensor:
-        """Impose constraints on the output of a stage. The default implementation imposes none."""
+        """Return the output of a stage after imposing known constraints on it. By default, there are none."""
         return image
 
 
@@ -237,9 +237,10 @@ class SimulatedReduction(Simulation):
         return Degraded(up @ small @ up.mT, truth, truth.new_full((1,), 0.1), None)
 
     def project(self, image: Tensor, truth: Tensor) -> Tensor:
-        """Apply back-projection to the error of the image.
+        """Return the image after back-projection.
 
-        The true image is not affected, because it is consistent with the low-resolution image.
+        Back-projection does not change the true image, which is consistent with the low-resolution image. It is
+        therefore applied only to the error of the image.
         """
         size = truth.shape[-1] // self.scale
         project = _projection(size, self.scale, self.rounds, truth.dtype, truth.device)
@@ -303,7 +304,7 @@ class SimulatedSalt(Simulation):
 
 @functools.lru_cache(maxsize=8)
 def _constant(name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a small constant that is cached on the device, because it cannot be copied during CUDA graph capture."""
+    """Return a constant tensor by name. It is cached, because it cannot be copied during CUDA graph capture."""
     values = {"opponent": OPPONENT, "waves": dct(np.eye(8), axis=0, norm="ortho"), "steps": STANDARD_STEPS}[name]
     return torch.from_numpy(values).to(device, dtype)
 
@@ -317,8 +318,8 @@ def compress(images: Tensor, quality: Tensor, starts: Tensor) -> tuple[Tensor, T
     """Apply JPEG compression to luminance images of shape (n, 1, h, w).
 
     `quality`, of shape (n,), is from 1 to 100. `starts`, of shape (2, n, 1), contains the vertical and horizontal
-    offsets of the JPEG blocks in each image, from 0 to 7. Returns the compressed images and the artifact levels of
-    shape (n,): one quarter of the mean quantization step, as a fraction of the white level.
+    offsets of the JPEG blocks in each image, from 0 to 7. Returns the images after decompression and the artifact
+    levels of shape (n,): one quarter of the mean quantization step, as a fraction of the white level.
     """
     n, _, height, width = images.shape
     device = images.device

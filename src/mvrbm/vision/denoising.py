@@ -1,4 +1,4 @@
-r"""Simulation of noise, and denoising with any trained machine as a prior for clean images.
+r"""Add noise to images, and remove noise with any trained machine as a prior for clean images.
 
 The machine defines the prior, the noise model defines the likelihood, and the clean image is inferred. With observed
 pixels y, clean pixels X and hidden units Y,
@@ -37,7 +37,7 @@ _PIXELS_AT_ONCE = 2**20
 _PIXELS_PER_GROUP = 2**22
 # Number of mean-field iterations for estimating the noise level.
 _FIT_ROUNDS = 5
-# Initial noise level for the estimation.
+# Initial value of the estimated noise level. For Gaussian noise, it is the lower bound of the initial value.
 _START = {"salt-and-pepper": 0.05, "gaussian": 0.02}
 
 
@@ -77,7 +77,7 @@ def robust_sigma(images: Array) -> float:
     r"""Estimate the standard deviation of Gaussian noise in images of shape (n, rows, columns).
 
     For each block of 2x2 pixels, :math:`d = (a - b - c + e) / 2` has the same standard deviation as the noise, and
-    hardly depends on the image where it is smooth. The estimate :math:`\operatorname{median} |d| / 0.6745` is robust
+    hardly depends on the image in smooth regions. The estimate :math:`\operatorname{median} |d| / 0.6745` is robust
     against a few edges (Donoho and Johnstone, 1994). It is 0 for images smaller than 2x2 pixels.
     """
     rows = images.shape[1] // 2 * 2

@@ -41,7 +41,7 @@ class Observation(ABC):
     :meth:`fit` estimates the level, starting at `start`. Black is 0, and `white` is the white level.
     """
 
-    #: Whether :meth:`fit` has parameters to estimate. If None, only if the noise level is unknown.
+    #: Whether :meth:`fit` estimates parameters. If None, it does so only if the noise level is unknown.
     fits: ClassVar[bool | None] = None
 
     def __init__(self, unit: Unit, level: float | None, white: float, start: float) -> None:
@@ -78,9 +78,9 @@ class GrayPixels:
               \qquad 0 < a \le 1,\ k \ge 1.
 
     The mean of the beta distribution is chosen such that :math:`E[x \mid \mu] = \mu`. With :math:`a = k = 1`, pixels
-    are binary. With :math:`a = 1` and integer :math:`k`, the probabilities of black and white are those of the mean of
-    :math:`k` binary draws. The parameters a_0, k_0, a_1 and k_1 are floats, or scalar tensors during fitting. Only
-    :meth:`levels` uses the concentration of the beta distribution.
+    are binary. With :math:`a = 1` and integer :math:`k`, the probabilities of black and white are the probabilities
+    that the mean of :math:`k` binary draws is 0 or 1. The parameters a_0, k_0, a_1 and k_1 are floats, or scalar
+    tensors during fitting. Only :meth:`levels` uses the concentration of the beta distribution.
     """
 
     # Center of the weak prior used for fitting. In images of digits, few pixels are exactly 255.
@@ -109,9 +109,9 @@ class GrayPixels:
 
 
 def _count_by_mean(mean: Tensor, column: Tensor, n_columns: int) -> Tensor:
-    """Count pixels by the bin of their mean and by column.
+    """Return a table of pixel counts, of shape (bins, n_columns).
 
-    `mean` and `column` have the same shape. The result has shape (bins, n_columns).
+    The row of a pixel is the bin of its mean, and its column is given by `column`, which has the same shape as `mean`.
     """
     logit = torch.logit(mean, eps=1e-7)
     row = ((logit + _LOGITS) / (2 * _LOGITS) * (_BINS - 1)).round().long().clamp(0, _BINS - 1)
@@ -183,7 +183,7 @@ class SaltAndPepper(Observation):
         return 1 - mean, mean
 
     def _unchanged(self, field: Tensor, y: Tensor) -> Tensor:
-        """Return the probability that each pixel is unchanged."""
+        """Return, for each pixel, the probability that the noise has not changed it."""
         black, white = self.ends(field)
         unchanged = (1 - self.level) * torch.where(y <= 0, black, white)
         extreme = (y <= 0) | (y >= self.white)
@@ -290,13 +290,13 @@ class GaussianNoiseOnReal(Observation):
     .. math:: x \mid y, f \sim N\Big(\frac{m / s^2 + y / \sigma^2}{1 / s^2 + 1 / \sigma^2},\
               \frac{1}{1 / s^2 + 1 / \sigma^2}\Big).
 
-    If the level is unknown, the estimate of :func:`~mvrbm.vision.denoising.robust_sigma` is used.
+    If the level is unknown, it is estimated by :func:`~mvrbm.vision.denoising.robust_sigma`.
     """
 
     fits = False
 
     def _weight(self) -> Tensor:
-        """Return the weight of the observed pixel."""
+        """Return the weight of the observed pixels in the posterior mean."""
         variance = cast(Gaussian, self.unit).scale ** 2
         return variance / (variance + (self.level * self.white) ** 2)
 
@@ -368,7 +368,7 @@ class GaussianNoiseOnGray(Observation):
 
     def _likelihood(self, level: Any) -> Tensor:
         """Return p(y | x) for each gray level and column, of shape (levels, columns)."""
-        # Widen the density slightly, so that it does not fall between two gray levels.
+        # Widen the density slightly, so that a narrow peak does not fall between two gray levels.
         sigma = (torch.as_tensor(level, dtype=torch.float64) ** 2 + (0.5 / (len(_GRAYS) - 1)) ** 2).sqrt()
         observed = torch.linspace(-self.margin, 1 + self.margin, _OBSERVED, dtype=torch.float64)
         density = torch.exp(-0.5 * ((observed - _GRAYS[:, None]) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))

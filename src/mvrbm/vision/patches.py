@@ -1,4 +1,4 @@
-"""Extraction of overlapping patches from images, and averaging of patches into images."""
+"""Extract overlapping patches from images, and average overlapping patches into images."""
 
 import math
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from mvrbm.vision.images import Array
 
 @dataclass(frozen=True)
 class PatchGrid:
-    """Grid of overlapping patches on n images of equal size, numbered by image, row and column."""
+    """Grid of overlapping patches on n images of equal size. Patches are numbered by image, then row, then column."""
 
     n: int  # number of images
     size: tuple[int, int]  # number of rows and columns of an image
@@ -58,7 +58,7 @@ class PatchGrid:
         Each pixel is the mean over all patches that cover it. `pieces` yields all patches in order, in arrays of shape
         (m, \*patch) with any m.
         """
-        # In double precision, the sum of n equal single-precision numbers is exact.
+        # In double precision, summing equal single-precision values is exact, so their average is exact too.
         total = np.zeros((self.n, *self.size))
         count = np.zeros(self.size)
         corners = self.corners

@@ -1,8 +1,8 @@
-"""`PhotoDenoiser`, an estimator that learns to remove noise from photographs, and functions that use shipped weights.
+"""`PhotoDenoiser`, an estimator that removes noise from photographs, and functions that use its pretrained weights.
 
 Gaussian noise is removed from gray images, or jointly from the three channels of color images in an opponent color
 space. JPEG artifacts are removed from the luminance. For salt-and-pepper noise, corrupted pixels are first replaced
-with the median of their uncorrupted neighbors, and the stages improve the result.
+with the median of their uncorrupted neighbors, and the stages refine them.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ from mvrbm.vision.stage_estimator import StageEstimator
 from mvrbm.vision.stage_training import TrainingStep, training_images
 from mvrbm.vision.stages import Progress, StageSequence
 
-# Maximum amplitude of an alternating pattern that is treated as noise, as a fraction of the noise level.
+# Maximum amplitude of alternating patterns to remove, as a fraction of the noise level.
 _MOST_ALTERNATION = 0.1
 # Side length of the squares over which alternating patterns are averaged.
 _ALTERNATION_WINDOW = 25
-# Maximum distance of noisy floats below black or above white: about seven standard deviations of 75/255.
+# Maximum amount by which noisy floats may lie below black or above white. With a noise level of 75/255, this is about
+# seven standard deviations.
 _FARTHEST = 2.0
 
 
@@ -90,26 +91,27 @@ def jpeg_level(quality: int) -> float:
 @register("PhotoDenoiser")
 @dataclass(eq=False, repr=False)
 class PhotoDenoiser(StageEstimator):
-    """Photo denoiser for one type of noise, built from symmetric stages.
+    """Photo denoiser for one type of noise, built from symmetric stages (see :mod:`mvrbm.vision.stages`).
 
-    The default architecture is the architecture of the weights that come with the package.
+    By default, the architecture is the same as in the pretrained models.
 
     Parameters
     ----------
     kind : {"color", "gray", "salt", "jpeg"}
         Type of noise: Gaussian noise on RGB or gray images, salt-and-pepper noise, or JPEG artifacts.
     patch : sequence of int, optional
-        Side length of a patch in each stage. Default: as in the shipped weights.
+        Side length of a patch in each stage. Default: as in the pretrained model.
     stride : sequence of int, optional
         Distance between patches in each stage, in pixels. Must divide the side length of a patch. Default: as in the
-        shipped weights.
+        pretrained model.
     hidden_shape : (int, int), optional
         Shape of the hidden layer in each stage. Each stage has eight such layers, one per flip and rotation. Default:
-        as in the shipped weights.
+        as in the pretrained model.
     rank : int, optional
-        Number of Kronecker products in each coupling. Default: as in the shipped weights.
+        Number of Kronecker products in each coupling. Default: as in the pretrained model.
     floor : float
-        Value added to the scale of each patch, as a fraction of the white level.
+        Value added to the scale of each patch, as a fraction of the white level, so that noise in flat patches is not
+        amplified.
     steps : sequence of TrainingStep, optional
         Training steps. Default: contrastive divergence, followed by backpropagation on image crops.
     random_state : int, RandomState or None
@@ -219,7 +221,7 @@ class PhotoDenoiser(StageEstimator):
 
     @classmethod
     def pretrained(cls, kind: str = "color", *, device: Any = "auto") -> Self:
-        """Load a denoiser with the weights that come with the package."""
+        """Load the pretrained denoiser for one type of noise. See the class for `kind` and `device`."""
         model = cls(choice(kind, "kind", KINDS), device=device)
         model.stages_ = copy.deepcopy(shipped_stages(kind, resolve_device(device)))
         model.history_ = []
@@ -277,7 +279,7 @@ class PhotoDenoiser(StageEstimator):
         return torch.einsum("dc,dhw->chw", opponent, _without_alternation(found, sigma))
 
     def _remove_salt(self, channel: Tensor, progress: Progress | None) -> Tensor:
-        """Replace the black and white pixels of one channel of shape (1, h, w)."""
+        """Replace all black and all white pixels in one channel of shape (1, h, w)."""
         mask = ((channel <= 0) | (channel >= 1)).float()
         if not mask.any():
             return channel
@@ -297,7 +299,10 @@ class PhotoDenoiser(StageEstimator):
 
 
 def check_photograph(image: Any, noise: float = 0.0) -> Array:
-    """Convert a gray, RGB or RGBA image to an array, or raise ValueError. See :func:`check_image`."""
+    """Convert an image to an array, or raise ValueError if it is not gray, RGB or RGBA.
+
+    Floats must be in [-noise, 1 + noise].
+    """
     array = check_image(image, unit_range=True, noise=noise)
     if array.ndim == 3 and array.shape[2] not in (3, 4):
         raise ValueError(f"image must be gray, RGB or RGBA, got {array.shape[2]} channels")
@@ -305,7 +310,7 @@ def check_photograph(image: Any, noise: float = 0.0) -> Array:
 
 
 def _without_alternation(pixels: Tensor, sigma: float) -> Tensor:
-    """Remove weak patterns that alternate from pixel to pixel from an image of shape (c, h, w).
+    """Remove weak patterns that alternate between neighboring pixels from an image of shape (c, h, w).
 
     Stages cannot detect such patterns, because their derivatives are differences between every other pixel. Only
     patterns that are weak enough to be caused by noise are removed.
@@ -330,7 +335,7 @@ def denoise_photograph(
     device: Any = "auto",
     progress: Progress | None = None,
 ) -> Array:
-    """Remove noise from a photograph with the weights that come with the package.
+    """Remove noise from a photograph with the pretrained weights.
 
     Parameters
     ----------
@@ -375,14 +380,14 @@ def denoise_photograph(
 def repair_photograph(image: Any, mask: Any, *, device: Any = "auto", progress: Progress | None = None) -> Array:
     """Fill in scratches or text on a photograph.
 
-    The missing pixels are filled in by biharmonic interpolation, and the shipped stages improve the result.
+    Biharmonic interpolation fills in the missing pixels, and the pretrained stages refine them.
 
     Parameters
     ----------
     image : array of shape (H, W), (H, W, 3) or (H, W, 4)
         Gray, RGB or RGBA image of dtype uint8, uint16, or floats from 0 to 1. Alpha is returned unchanged.
     mask : array of shape (H, W)
-        Mask of the missing pixels, which are True or brighter than half the white level.
+        Mask of the pixels to fill in: True, or brighter than half the white level.
     device : str
         Device to use. ``"auto"`` selects a GPU if available.
     progress : callable, optional
@@ -421,10 +426,10 @@ def clean_photograph(
     device: Any = "auto",
     progress: Progress | None = None,
 ) -> Array:
-    """Remove JPEG artifacts and then noise from a photograph with the weights that come with the package.
+    """Remove JPEG artifacts and then noise from a photograph with the pretrained weights, and return the result.
 
-    `degradation` is the result of :func:`estimate_degradation`. `strength` is a factor for the estimated levels. If it
-    is 0, the image is returned unchanged.
+    `degradation` is the result of :func:`estimate_degradation`. `strength`, from 0 to 4, multiplies the estimated
+    levels. If it is 0, the image is returned unchanged.
     """
     array = check_image(image, unit_range=True)
     number(strength, "strength", 0, 4)

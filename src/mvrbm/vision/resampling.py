@@ -70,10 +70,10 @@ def enlarge_image(image: Array, scale: int) -> Array:
 
 
 def enlarge_rows(image: Array, scale: int, rows: slice) -> NDArray[np.float32]:
-    """Compute selected rows of an enlarged image in single precision, without rounding.
+    """Return selected rows of the enlarged image in single precision, without rounding.
 
     The image has shape (h, w) or (h, w, C) and any dtype. The result has shape (rows, w * scale) or
-    (rows, w * scale, C) and the white level of the image.
+    (rows, w * scale, C), and values in the same range as the image.
     """
     height, width = image.shape[:2]
     taps = enlarging_taps(np.arange(rows.start, rows.stop), scale, height)
@@ -92,7 +92,7 @@ def crop_to_multiple(image: Array, scale: int) -> Array:
 
 
 def _resample(image: Array, rows: Taps, columns: Taps) -> Array:
-    """Resample an image along rows and then along columns, in blocks of output rows."""
+    """Resample an image along its first axis and then along its second axis, in blocks of output rows."""
     out = np.empty((len(rows.places), len(columns.places), *image.shape[2:]), image.dtype)
     step = max(1, _ENTRIES_AT_ONCE // max(1, out[0].size))
     for first in range(0, len(out), step):
@@ -119,7 +119,7 @@ def _along_first(image: Array, taps: Taps) -> Array:
 
 
 class Taps(NamedTuple):
-    """Filter taps for resampling a line: for each output pixel, the input positions and their weights."""
+    """Filter taps for resampling a row or column: the input positions and weights for each output pixel."""
 
     places: NDArray[np.int64]  # input positions, of shape (outputs, taps)
     weights: NDArray[np.int64]  # numerators of the weights, of shape (outputs, taps)
@@ -127,9 +127,9 @@ class Taps(NamedTuple):
 
 
 def reducing_taps(outputs: NDArray[np.int64], scale: int, size: int | None = None) -> Taps:
-    """Return the filter taps for the given output pixels of a reduced line.
+    """Return the filter taps for the given output pixels of a reduced row or column.
 
-    `size` is the length of the input line. If None, the line is infinite in both directions.
+    `size` is the length of the input. If None, the input is infinite in both directions.
     """
     i = outputs[:, None]
     places = scale * i + np.arange(-2 * scale, 3 * scale)[None, :]
@@ -140,7 +140,7 @@ def reducing_taps(outputs: NDArray[np.int64], scale: int, size: int | None = Non
 
 
 def enlarging_taps(outputs: NDArray[np.int64], scale: int, size: int | None = None) -> Taps:
-    """Return the filter taps for the given output pixels of an enlarged line. See :func:`reducing_taps`."""
+    """Return the filter taps for the given output pixels of an enlarged row or column. See :func:`reducing_taps`."""
     j = outputs[:, None]
     places = j // scale + np.arange(-2, 3)[None, :]
     units = 2 * scale * places - (2 * j + 1 - scale)  # 2k times the distance in small-image pixels
@@ -162,7 +162,7 @@ def taps_matrix(taps: Taps) -> tuple[NDArray[np.float64], int]:
 
 
 def _kernel(distance: NDArray[np.int64], unit: int) -> NDArray[np.int64]:
-    """Return Keys' kernel at `distance / unit`, multiplied by 2 unit^3 to make the result an integer."""
+    """Return Keys' cubic kernel at `distance / unit`, multiplied by 2 unit^3 to obtain integers."""
     d = np.abs(distance)
     u = unit
     near = 3 * d**3 - 5 * d**2 * u + 2 * u**3

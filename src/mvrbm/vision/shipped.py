@@ -1,4 +1,4 @@
-"""Reading and writing symmetric stages with 16-bit weights, including the weights that come with the package.
+"""Read and write symmetric stages with 16-bit weights, and load the pretrained stages.
 
 The constructor arguments of the stages are stored as JSON in the metadata of a safetensors file.
 """
@@ -18,7 +18,7 @@ from mvrbm.errors import StorageError
 from mvrbm.validation import number, whole_number
 from mvrbm.vision.stages import StageSequence, SymmetricStage
 
-#: Folder with the weights that come with the package.
+#: Folder of the pretrained weights, which are part of the package.
 WEIGHTS = Path(__file__).parent / "weights"
 
 # Maximum patch size in a file. The derivative matrix grows with the fourth power of the patch size.
@@ -29,16 +29,16 @@ _LARGEST_PARAMETER = 1e6
 
 @functools.lru_cache(maxsize=16)
 def shipped_stages(name: str, device: torch.device) -> StageSequence:
-    """Load the shipped stages with a given name.
+    """Load pretrained stages by name.
 
-    The name is ``"x2"``, ``"x3"``, ``"x4"``, ``"gray"``, ``"color"``, ``"salt"`` or ``"jpeg"``. The result is cached
-    and must not be modified.
+    The name is ``"x2"``, ``"x3"``, ``"x4"``, ``"gray"``, ``"color"``, ``"salt"`` or ``"jpeg"``. The result is cached,
+    so callers must not modify it.
     """
     return read_stages(WEIGHTS / f"{name}.safetensors").to(device)
 
 
 def read_stages(path: Path) -> StageSequence:
-    """Read stages from a file."""
+    """Read stages from a safetensors file, or raise StorageError if its contents are invalid."""
     try:
         with safe_open(path, "pt") as file:
             described = json.loads((file.metadata() or {})["stages"])
@@ -49,7 +49,7 @@ def read_stages(path: Path) -> StageSequence:
 
 
 def write_stages(stages: Sequence[SymmetricStage], path: Path) -> None:
-    """Write stages to a file with 16-bit weights."""
+    """Write stages to a safetensors file with 16-bit weights."""
     tensors = {name: value.half() for name, value in stage_tensors(stages).items()}
     save_file(tensors, path, {"stages": json.dumps([stage.arguments for stage in stages])})
 
@@ -86,7 +86,10 @@ def build_stages(described: Sequence[Mapping[str, Any]], tensors: Mapping[str, T
 
 
 def _check(arguments: Mapping[str, Any], tensors: Mapping[str, Tensor], index: int) -> None:
-    """Raise ValueError if the arguments do not match the stored parameters, before any memory is allocated."""
+    """Raise ValueError if the constructor arguments of a stage do not match its stored parameters.
+
+    Called before the stage allocates memory.
+    """
     patch = whole_number(arguments["patch"], "patch", 1, _LARGEST_PATCH)
     whole_number(arguments["stride"], "stride", 1, patch)
     channels = whole_number(arguments["channels"], "channels", 1, 3)

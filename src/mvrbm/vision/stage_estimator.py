@@ -1,4 +1,4 @@
-"""`StageEstimator`, which implements training and saving for the super-resolver and the photo denoiser."""
+"""`StageEstimator`, the base class of `SuperResolver` and `PhotoDenoiser`, which implements training and saving."""
 
 import json
 import math
@@ -115,7 +115,7 @@ class StageEstimator(SavedEstimator):
         raise ValueError("objective must be 'divergence' or 'images' for this estimator, got 'patches'")
 
     def _new_symmetric(self, shapes: Sequence[Mapping[str, Any]], seed: int) -> StageSequence:
-        """Create symmetric stages with random parameters."""
+        """Create symmetric stages from constructor arguments and initialize them at random."""
         rng = RandomSource(seed)
         stages = [SymmetricStage(**shape) for shape in shapes]
         for stage in stages:
@@ -143,7 +143,7 @@ class StageEstimator(SavedEstimator):
         self.history_ = []
 
     def _shapes(self) -> list[dict[str, Any]]:
-        """Return the constructor arguments of the symmetric stages for the parameters of the estimator."""
+        """Return the constructor arguments of the symmetric stages, given the parameters of the estimator."""
         raise NotImplementedError
 
     @classmethod

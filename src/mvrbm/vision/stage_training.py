@@ -1,8 +1,8 @@
-"""Training of stages: sampling of patches and crops, and three objectives that gradient descent minimizes.
+"""Train stages: sample patches and crops from images, and define the objectives that gradient descent minimizes.
 
 Contrastive divergence (``"divergence"``) trains each stage as a probability model of patches. The other objectives
 train the mean-field pass by backpropagation: ``"patches"`` minimizes the error of individual patches after the first
-stage, and ``"images"`` minimizes the error of whole crops after each stage.
+stage, and ``"images"`` minimizes the error of entire crops after each stage.
 """
 
 import math
@@ -31,7 +31,7 @@ OBJECTIVES = ("divergence", "patches", "images")
 _DIVERGENCE_PATCHES = 2048
 # Weight of the error after each stage except the last.
 _EARLIER_STAGES = 0.2
-# Value added to the noise level before dividing the error of an image by it.
+# Value added to the degradation level of an image before its error is divided by the level.
 _LEVEL_FLOOR = 0.004
 
 
@@ -145,7 +145,7 @@ class Patches(NamedTuple):
     scales: Tensor  # (n,): scale r of each patch
 
     def layers(self, stage: Stage, which: Tensor | slice = slice(None)) -> dict[str, Tensor]:
-        """Return the five visible layers, each of shape (n, p, p)."""
+        """Return the five visible layers for the selected patches by name, each of shape (n, p, p)."""
         r = self.scales[which, None]
         derivatives = (self.windows[which] / r) @ stage.features.mT.to(self.windows)
         derivatives = derivatives.reshape(len(r), len(DERIVATIVES), stage.patch, stage.patch)
@@ -163,7 +163,7 @@ def cut_patches(
     augment: bool = False,
     seed: int = 0,
 ) -> Patches:
-    """Extract up to `n` random patches from enlarged images, at positions that the stage uses.
+    """Extract up to `n` random patches from enlarged images, at positions where the stage places patches.
 
     Patches whose derivatives have a root mean square below `flat` are omitted. If `augment` is True, flipped and
     rotated images are also used.
@@ -218,8 +218,8 @@ def _cut(bicubic: Array, high: Array, tops: Array, lefts: Array, stage: Stage, f
 def patch_loss(stage: Stage, patches: Patches, like: Tensor) -> tuple[Loss, Tensor]:
     """Return a loss function for individual patches, and the weights of the patches.
 
-    The function maps patch indices of shape (m,) to the sum of the squared errors of these patches. Errors are measured
-    in gray levels, so the weight of a patch is r squared.
+    The function maps patch indices of shape (m,) to the sum of the mean squared errors of these patches. Errors are
+    measured in gray levels, so the weight of a patch is the square of its scale r.
     """
     windows, missing, scales = (part.to(like) for part in patches)
 
@@ -252,7 +252,7 @@ def errors_after_stages(
 
 
 def image_loss(stages: StageSequence, simulation: Simulation, crops: Tensor, rng: RandomSource) -> tuple[Loss, Tensor]:
-    """Return a loss function for whole crops, and crop weights of 1.
+    """Return a loss function for entire crops, and crop weights of 1.
 
     The function maps crop indices of shape (m,) to the sum over these crops of the squared errors after each stage,
     relative to the degradation level. Each call draws a new degradation from `rng`.

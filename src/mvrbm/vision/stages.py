@@ -1,4 +1,4 @@
-r"""Stages: models of image patches whose mean-field pass improves an image without changing its size.
+r"""Stages: models of image patches that correct an image by mean-field inference, without changing its size.
 
 For each channel, a patch of p x p pixels has five visible layers: the correction X, which is inferred, and the
 derivatives Z1 to Z4 of the given patch along x, y, xx and yy. All layers are divided by the root mean square r of the
@@ -54,9 +54,9 @@ ORIENTATIONS = 8
 
 # Number of rows of patches whose scales are computed at once.
 _ROWS_AT_ONCE = 128
-# Maximum number of hidden units inferred at once on a CPU, chosen to fit in the cache.
+# Maximum number of hidden units to infer at once on a CPU, so that they fit in the cache.
 _CPU_ENTRIES = 2**20
-# Maximum number of hidden units inferred at once on a GPU.
+# Maximum number of hidden units to infer at once on a GPU.
 _GPU_ENTRIES = 2**27
 # Number of pixels by which `run_mirrored` extends an image on each side.
 _MIRRORED = 16
@@ -96,7 +96,7 @@ def derivative_matrix(patch: int) -> Tensor:
 
 
 class Stage(nn.Module, ABC):
-    """Base class for stages, which extracts overlapping patches and averages their corrections.
+    """Base class for stages. It extracts overlapping patches and averages their corrections.
 
     :meth:`forward` is differentiable and works on batches. :meth:`prepare` returns a faster function for a single
     image.
@@ -338,7 +338,7 @@ def _entries_at_once(image: Tensor) -> int:
 
 
 class SymmetricStage(Stage):
-    """Stage whose hidden units are tied under the eight flips and rotations of a patch.
+    """Stage whose hidden units share weights across the eight flips and rotations of a patch.
 
     Parameters
     ----------
@@ -398,7 +398,7 @@ class SymmetricStage(Stage):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Constructor arguments, as values that can be stored in JSON."""
+        """Constructor arguments of the stage, which can be stored as JSON."""
         _, rank, rows, _ = self.left.shape
         return {
             "channels": self.channels,
@@ -499,10 +499,10 @@ class SymmetricStage(Stage):
 
 
 class _Seen(torch.autograd.Function):
-    """Function that centers windows, divides them by r, and stacks them with additional rows into one matrix.
+    """Autograd function that centers windows, divides them by r, and stacks them with additional rows into one matrix.
 
-    Windows are centered by subtracting the middle pixel. The number of rows is padded to a multiple of 8, which tensor
-    cores prefer. The columns are all patches, so a single 16-bit matrix product computes all hidden fields.
+    Windows are centered by subtracting the middle pixel. The number of rows is padded to a multiple of 8, which is
+    faster on tensor cores. The columns are all patches, so a single 16-bit matrix product computes all hidden fields.
     """
 
     @staticmethod
@@ -718,9 +718,9 @@ class StageSequence(nn.Module):
 
     @property
     def symmetric(self) -> list[SymmetricStage]:
-        """List of the stages. Raises TypeError if a stage is not symmetric."""
+        """Stages as a list of symmetric stages. Raises TypeError if a stage is not symmetric."""
         if not all(isinstance(stage, SymmetricStage) for stage in self.stages):
-            raise TypeError("all stages must be symmetric, got a plain machine")
+            raise TypeError("all stages must be symmetric, got a MachineStage")
         return cast("list[SymmetricStage]", list(self.stages))
 
     @property
@@ -743,9 +743,9 @@ class StageSequence(nn.Module):
         mask: Tensor | None = None,
         progress: Progress | None = None,
     ) -> Tensor:
-        """Improve an image of shape (c, h, w) and any size.
+        """Apply all stages to an image of shape (c, h, w) and any size, and return the corrected image.
 
-        `after` is applied to the output of each stage. `level` is the noise level. `mask`, of shape (1, h, w), is 1
+        `after` is applied to the image after each stage. `level` is the noise level. `mask`, of shape (1, h, w), is 1
         where pixels are corrupted. If it is given, only corrupted pixels change.
         """
         for which, stage in enumerate(self):
@@ -762,9 +762,10 @@ class StageSequence(nn.Module):
     def run_mirrored(
         self, image: Tensor, *, level: float | None = None, mask: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Improve an image after extending it by mirroring.
+        """Apply all stages like :meth:`run`, but extend the image by mirroring it at the edges first.
 
-        Extending the image by repeating noisy edge pixels would cause streaks.
+        By default, stages repeat the edge pixels, which causes streaks if these are noisy. The result has the size of
+        the original image.
         """
         height, width = image.shape[1:]
         rows, columns = (

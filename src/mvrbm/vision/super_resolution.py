@@ -1,4 +1,4 @@
-"""`SuperResolver`, an estimator that learns to enlarge photographs.
+"""`SuperResolver`, an estimator that enlarges photographs.
 
 Stages (:mod:`mvrbm.vision.stages`) enlarge the luminance and alpha channels. Chroma is enlarged by bicubic
 interpolation.
@@ -40,13 +40,13 @@ from mvrbm.vision.stages import DERIVATIVES, HIGH, ORIENTATIONS, MachineStage, P
 
 # Number of rows of an enlarged image whose colors are computed at once.
 _ROWS_AT_ONCE = 256
-# Maximum number of mean-field cycles and of back-projection rounds. Both converge after a few.
+# Maximum number of mean-field cycles and of back-projection rounds. Both converge after a few iterations.
 _MOST_ROUNDS = 1000
 # Side length of training crops, in low-resolution pixels.
 _CROP = 32
-# Side length of the patches in each shipped stage, in low-resolution pixels.
+# Side length of the patches in each pretrained stage, in low-resolution pixels.
 _PATCHES = (5, 4, 4)
-# Hidden shape and rank of the shipped stages for each scale.
+# Hidden shape and rank of the pretrained stages for each scale.
 _SIZES = {2: ((7, 8), 40), 3: ((8, 8), 32), 4: ((8, 8), 25)}
 # Patch side length, hidden shape and rank of the paper's machine.
 _PAPER = (15, (20, 20), 1)
@@ -59,8 +59,8 @@ DEFAULT_STEPS = (
     TrainingStep("images", n_samples=2000, n_epochs=6, batch_size=8, learning_rate=2e-3, averaging=0.99),
 )
 
-#: Named configurations of :class:`SuperResolver`. ``"stages"``, the default, has the same architecture as the weights
-#: that come with the package. ``"paper"`` is the paper's machine, trained only by contrastive divergence.
+#: Named configurations of :class:`SuperResolver`. ``"stages"``, the default, has the same architecture as the
+#: pretrained models. ``"paper"`` is the machine in the paper, trained only by contrastive divergence.
 #: ``"fine-tuned"`` is a machine with more hidden units and a higher rank, trained by contrastive divergence and then by
 #: backpropagation.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -73,7 +73,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 @register("SuperResolver")
 @dataclass(eq=False, repr=False)
 class SuperResolver(StageEstimator):
-    r"""Super-resolution with Boltzmann machines on image patches.
+    r"""Super-resolution model that uses Boltzmann machines on image patches.
 
     The image is enlarged by bicubic interpolation and then corrected by a sequence of stages. A stage models each patch
     of the image by five Gaussian matrices: X, the true patch minus the given patch, and the derivatives Z1 to Z4 of the
@@ -86,8 +86,8 @@ class SuperResolver(StageEstimator):
     X starts at zero. One mean-field cycle updates Y and then X, and the corrections X of overlapping patches are
     averaged. After each stage, back-projection makes the result consistent with the low-resolution image.
 
-    By default, there are three stages whose hidden units are tied under flips and rotations, as in the weights that
-    come with the package. With ``symmetric=False``, there is a single stage with a plain multimodal MVRBM, and the
+    By default, there are three stages whose hidden units share weights across flips and rotations, as in the pretrained
+    models. With ``symmetric=False``, there is a single stage with a plain multimodal MVRBM, and the
     defaults are the paper's settings. See `mvrbm.vision.super_resolution.CONFIGURATIONS`.
 
     Parameters
@@ -99,11 +99,12 @@ class SuperResolver(StageEstimator):
         must be a multiple of the stride. Default: ``(5 * scale, 4 * scale, 4 * scale)``, or 15 if `symmetric` is False.
     hidden_shape : (int, int), optional
         Shape of the hidden layer in each stage. If `symmetric` is True, each stage has eight such layers, one per flip
-        and rotation. Default: as in the shipped weights, or (20, 20) if `symmetric` is False.
+        and rotation. Default: as in the pretrained model, or (20, 20) if `symmetric` is False.
     rank : int, optional
-        Number of Kronecker products in each coupling. Default: as in the shipped weights, or 1 if `symmetric` is False.
+        Number of Kronecker products in each coupling. Default: as in the pretrained model, or 1 if `symmetric` is
+        False.
     symmetric : bool
-        Whether to tie the hidden units under the eight flips and rotations of a patch.
+        Whether the hidden units share weights across the eight flips and rotations of a patch.
     stride : int, optional
         Distance between patches in pixels. Default: `scale`.
     back_projection : int
@@ -178,7 +179,7 @@ class SuperResolver(StageEstimator):
 
     @property
     def machine_(self) -> BoltzmannMachine:
-        """Machine of the only stage. Requires ``symmetric=False``."""
+        """Machine in the single stage of a model with ``symmetric=False``."""
         check_is_fitted(self)
         if self.symmetric:
             raise AttributeError("symmetric stages have no plain machine: use stages_")
@@ -240,7 +241,7 @@ class SuperResolver(StageEstimator):
         return multimodal_mvrbm(visible, hidden, rank).to(resolve_device(self.device))
 
     def use_machine(self, machine: BoltzmannMachine) -> Self:
-        """Use a trained machine instead of fitting one. Requires ``symmetric=False``."""
+        """Use a trained machine instead of fitting one, and return self. Requires ``symmetric=False``."""
         self.check()
         self.stages_ = StageSequence([MachineStage(machine, self._stride(), float(self.floor), self.cycles)])
         self.stages_.to(machine.like.device)
@@ -287,7 +288,7 @@ class SuperResolver(StageEstimator):
         return self
 
     def fine_tune(self, images: Any, step: TrainingStep, *, checkpoints: Any = None, force: bool = False) -> Self:
-        """Train a fitted model with one more training step.
+        """Continue training a fitted model with one more training step.
 
         Parameters
         ----------
@@ -451,14 +452,14 @@ class SuperResolver(StageEstimator):
 
     @classmethod
     def pretrained(cls, scale: int | None = None, folder: Any = None, *, device: Any = "auto") -> SuperResolver:
-        """Load a trained model.
+        """Load a pretrained or saved model.
 
         Parameters
         ----------
         scale : {2, 3, 4}, optional
-            Required scale. If None, the scale of the saved model is used, or 2 if `folder` is None.
+            Expected scale. If None, the scale of the saved model is used, or 2 if `folder` is None.
         folder : path, optional
-            Folder of a saved model. If None, the weights that come with the package are used.
+            Folder of a saved model. If None, the pretrained weights are used.
         device : str
             Device to use. ``"auto"`` selects a GPU if available.
         """

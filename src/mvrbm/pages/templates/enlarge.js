@@ -1,4 +1,4 @@
-// The page reads a photograph, sends it to a worker, and shows the result next to bicubic interpolation.
+// Reads a photograph, sends it to a worker, and shows the result next to bicubic interpolation.
 "use strict";
 
 const models = JSON.parse(document.getElementById("models").textContent);
@@ -82,7 +82,7 @@ function show({ width, height, better, bicubic }) {
 function compareAt(percent) {
   const inside = Math.min(Math.max(percent, 0), 100);
   byId("at").value = inside;
-  byId("at").nextElementSibling.textContent = `${Math.round(inside)} %`;
+  byId("at").nextElementSibling.textContent = `${Math.round(inside)}%`;
   byId("compare").style.setProperty("--at", `${inside}%`);
 }
 

@@ -40,7 +40,7 @@ function stepOnce() {
   });
 }
 
-// Starts from a training chain if available, because sampling an image from noise takes long. If a class is selected,
+// Starts from a training chain if available, because sampling an image from noise takes a long time. If a class is selected,
 // the chain belongs to that class.
 function newSample() {
   const rowsOf = starts?.map((_, n) => n).filter((n) => heldLabel < 0 || model.starts.labels[n] === heldLabel) ?? [];

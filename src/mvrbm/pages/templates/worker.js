@@ -1,5 +1,5 @@
-// Code of the workers, which follows stages.js. The main worker receives a photograph and starts helpers. Helpers are
-// workers with the same code that compute bands of patches in parallel.
+// Code of the workers, which is appended to stages.js. The main worker receives a photograph and starts helpers, which
+// are workers with the same code that compute bands of patches in parallel.
 let enlarger;
 
 onmessage = async ({ data }) => {
