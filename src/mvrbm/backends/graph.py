@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from mvrbm.backends.base import EpochBackend, UpdateSettings, start_chains
+from mvrbm.backends.base import EpochBackend, UpdateSettings
 from mvrbm.backends.device_memory import too_large_reason
 from mvrbm.backends.formed import FormedMachine
-from mvrbm.backends.reference import ReferenceBackend, own_gradient, own_step, powers_of
+from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.cuda_graphs import capture
 from mvrbm.data.sources import Source, masks_of
 from mvrbm.extras import triton_runs_on
@@ -31,6 +31,7 @@ from mvrbm.updates.gradient import Centering, Gradient
 from mvrbm.updates.missing import draw_unknown
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import fail, gains_of, normalize
+from mvrbm.updates.update import own_gradient, powers_of, recipe_step, start_chains
 
 if TYPE_CHECKING:
     from mvrbm.backends.cuda.graph_step import FusedStep
@@ -255,7 +256,7 @@ class GraphBackend(EpochBackend):
         learned = list(state.learned.values())
         torch._foreach_copy_(self._kept, learned)
         before = None if centering is None else centering.fields()
-        own_step(state, gradient, self.settings, weight, self._clock.to(state.machine.like.dtype))
+        recipe_step(state, gradient, self.settings.recipe, weight, self._clock.to(state.machine.like.dtype))
         if centering is not None and before is not None:
             self._formed.refresh()
             centering.follow(before)
