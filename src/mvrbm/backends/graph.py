@@ -1,4 +1,4 @@
-"""Backend for every machine on a GPU, which replays the updates of :mod:`mvrbm.backends.reference` as CUDA graphs.
+"""Backend for every machine on a GPU, which replays the operations of the reference backend as CUDA graphs.
 
 For small arrays, an update consists of dozens of kernel launches, which take most of the time. This backend captures an
 update once and replays it. The data, the sample order, the position in the epoch and the update number all stay on the
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Number of updates between two checks for divergence. A check copies a value to the host, which synchronizes the GPU.
 _UPDATES_UNCHECKED = 2000
 
-#: The kind of an update: batch size and chain turn. Updates of the same kind launch the same kernels.
+#: The kind of an update: batch size and swap parity of the chains. Updates of the same kind launch the same kernels.
 Kind = tuple[int, int]
 
 
@@ -270,7 +270,7 @@ class GraphBackend(EpochBackend):
     def _keep_in_place(self, state: TrainState) -> None:
         """Keep chains and offsets in the memory that the graphs read and write."""
         for name, chain in list(state.chains.items()):
-            if chain.ndim:  # skip the turn, which is a scalar that no graph reads
+            if chain.ndim:  # skip the swap parity, a scalar that no graph reads
                 state.chains[name] = self._placed(f"chains.{name}", chain)
         if state.centering is not None and state.centering.hidden is not None:
             state.centering.hidden = self._placed("offset", state.centering.hidden)

@@ -70,8 +70,8 @@ class Trainer:
     backend : str
         Backend that computes the updates. ``"auto"`` selects the fastest backend. ``"reference"`` computes gradients
         with autograd. All backends give the same results up to rounding. Other valid names are listed in
-        `mvrbm.backends.choose.BACKENDS`. `fit` raises ValueError if the requested backend does not support the
-        training run.
+        `mvrbm.backends.choose.BACKENDS`. `fit` raises ValueError if the requested backend cannot compute the training
+        run, and uses it even if another backend is faster.
     callbacks : sequence of Callback
         Callbacks to call during training.
     seed : int

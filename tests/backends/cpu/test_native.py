@@ -159,14 +159,14 @@ def test_dense_layers_are_computed_next_to_matrices_only_if_they_are_small():
     assert "too many dense weights" in native.slower_reason(run.settings, run.state)
     assert chosen(run) == "gemm"
     run = start(Case({"x": lambda: B(28), "z": lambda: B((2, 3, 4))}, lambda: B((5, 5, 5)), [Dense(), 1]))
-    assert "not all of its layers are matrices" in native.unsupported_reason(run.settings, run.state)
+    assert "at least one matrix layer" in native.unsupported_reason(run.settings, run.state)
 
 
 def test_machines_of_dense_layers_are_left_to_the_reference():
     run = start(Case({"x": lambda: B(28), "y": lambda: C(3)}, lambda: B(25), [Dense(), Dense()]))
     assert flat.unsupported_reason(run.settings, run.state) is None
     assert "all of its couplings are dense" in gemm.slower_reason(run.state)
-    assert "not all of its layers are matrices" in native.unsupported_reason(run.settings, run.state)
+    assert "at least one matrix layer" in native.unsupported_reason(run.settings, run.state)
     assert chosen(run) == "reference"
 
 
@@ -337,7 +337,7 @@ def test_swapped_fields_of_a_structure_are_detected(monkeypatch):
     assert not native_job.has_fields_of(swapped)
     monkeypatch.setattr(compiled, "library", lambda name="_native": swapped)
     run = start(WITHOUT_CODE["matrix and label"])
-    assert "of another version" in native.unsupported_reason(run.settings, run.state)
+    assert "another version" in native.unsupported_reason(run.settings, run.state)
 
 
 def test_code_of_another_interface_is_not_used(monkeypatch):
@@ -346,7 +346,7 @@ def test_code_of_another_interface_is_not_used(monkeypatch):
     try:
         assert compiled.library() is None
         run = start(WITHOUT_CODE["matrix and label"])
-        assert native.unsupported_reason(run.settings, run.state) == "there is no compiled code of this version"
+        assert native.unsupported_reason(run.settings, run.state) == "the compiled code is missing"
     finally:
         monkeypatch.undo()
         compiled.library.cache_clear()

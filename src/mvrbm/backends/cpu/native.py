@@ -149,9 +149,9 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | Non
     """Return why this backend cannot compute a training run, or None if it can."""
     code = compiled.library()
     if code is None:
-        return "there is no compiled code of this version"
+        return "the compiled code is missing"
     if not has_fields_of(code):
-        return "the compiled code is of another version: reinstall the package"
+        return "the compiled code belongs to another version: reinstall the package"
     dtype = state.machine.like.dtype
     if dtype != torch.float32:
         return f"its parameters are {dtype}, not torch.float32"
@@ -160,13 +160,13 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | Non
     layout = Layout.of(state.machine)
     matrices, dense = _matrices_and_dense(layout)
     if not matrices or any(len(layer.factors) > 1 or layer.rank > 1 for layer in dense):
-        return "not all of its layers are matrices, or dense next to matrices"
+        return "it needs at least one matrix layer, and its other layers must have dense couplings"
     K = layout.hidden_rows
     L = layout.hidden_columns
     for layer in matrices:
         sizes = (K * layer.rows, L * layer.columns, K * layer.columns, layout.hidden_area, layer.area)
         if max(sizes) > _LARGEST_MATRIX:
-            return "its layers are too large"
+            return f"a layer or a product has more than {_LARGEST_MATRIX} entries"
     return None
 
 
