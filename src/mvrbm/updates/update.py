@@ -15,12 +15,13 @@ An update performs these steps:
 **Random numbers.** All random numbers in update `t` belong to step `t` of the source `state.rng`. Within a step, the
 draws are numbered, and each call to a random function advances the number by one. The draws that advance the chains
 start at 0. In each Gibbs step, they sample the hidden layer first and then the visible layers, in the order of
-`machine.layers`. With tempered chains, the last draw in each Gibbs step decides which states are exchanged. The draws
-that sample missing entries start at :data:`~mvrbm.updates.state.DRAWS_OF_MISSING`. First, each visible layer is sampled
-from its bias alone. The Gibbs steps follow, in the same order as above. The draws that initialize persistent chains
-have a separate range too, and are needed only if the first batch is empty. A row in a draw is a chain or a sample,
-numbered across all processes. A backend that uses the same draws and rows therefore samples the same states.
-:mod:`mvrbm.random.philox` defines the numbers.
+`machine.layers`. With tempered chains, one more draw after each Gibbs step decides which states are exchanged, unless
+there is no pair to exchange in this step. The draws that sample missing entries start at
+:data:`~mvrbm.updates.state.DRAWS_OF_MISSING`. First, each visible layer is sampled from its bias alone. The Gibbs steps
+follow, in the same order as above. The draws that initialize persistent chains have a separate range too, and are
+needed only if the first batch is empty. A row in a draw is a chain or a sample, numbered across all processes. A
+backend that uses the same draws and rows therefore samples the same states. :mod:`mvrbm.random.philox` defines the
+numbers.
 
 **Flat form.** The C code and the GPU kernels compute the same update with other variables, in which Gaussian units have
 variance 1 and states are relative to their offsets. :mod:`mvrbm.backends.layout` derives this form.
