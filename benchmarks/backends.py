@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import workloads
 from benchmarks.show import grid, three_digits
-from mvrbm.backends.choose import BACKENDS, kernel_backend, unsupported_reasons
+from mvrbm.backends.choose import BACKENDS, fastest_backend, unsupported_reasons
 from mvrbm.devices import resolve_device
 
 __all__ = ["measure", "table"]
@@ -35,7 +35,8 @@ def measure(*, only: str = "", device: str = "auto") -> dict[str, Any]:
     -------
     dict
         For every workload the backend that a trainer chooses, and for every backend either the microseconds per update
-        (`median`, `low`, `high`) or the reason why it cannot compute the workload.
+        (`median`, `low`, `high`) or the reason why it cannot compute the workload (`unsupported`). If the automatic
+        choice skips a backend because another one is faster, `slower` is the reason.
     """
     kind = resolve_device(device).type
     rows: dict[str, Any] = {}
@@ -49,11 +50,16 @@ def measure(*, only: str = "", device: str = "auto") -> dict[str, Any]:
 def _row(workload: workloads.Workload, device: str) -> dict[str, Any]:
     trainers, source = workloads.prepared(workload, device)
     settings = trainers[0].update_settings()
-    reasons = unsupported_reasons(settings, trainers[0].state, source)
-    fastest = next(name for name, reason in reasons.items() if reason is None)
-    chosen = kernel_backend(settings, trainers[0].state, source, workload.models) or fastest
-    del trainers, source
+    run = settings, trainers[0].state, source
+    reasons = unsupported_reasons(*run)
+    chosen = fastest_backend(*run, workload.models)
+    supported = [name for name, reason in reasons.items() if reason is None]
+    slower = {name: BACKENDS[name].slower_reason(*run, workload.models) for name in supported}
+    del trainers, source, run
     cells = {name: _cell(workload, device, name, reason) for name, reason in reasons.items()}
+    for name in supported:
+        if slower[name] is not None and "median" in cells[name]:
+            cells[name]["slower"] = slower[name]
     return {"chosen": chosen, "backends": cells}
 
 
@@ -69,12 +75,16 @@ def _cell(workload: workloads.Workload, device: str, name: str, reason: str | No
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Return the results as one table in Markdown, in microseconds per update. A star marks the chosen backend."""
+    """Return the results as one table in Markdown, in microseconds per update.
+
+    A star marks the chosen backend. Times in parentheses belong to backends that the automatic choice considers slower.
+    """
     body = []
     for name, row in result["workloads"].items():
         cells = []
         for backend, cell in row["backends"].items():
             text = three_digits(cell["median"]) if "median" in cell else "-"
+            text = f"({text})" if "slower" in cell else text
             cells.append(f"{text} *" if backend == row["chosen"] else text)
         body.append([name, *cells])
     return f"{result['device']}, torch {result['torch']}\n\n{grid(['workload', *BACKENDS], body)}"

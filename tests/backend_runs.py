@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from mvrbm import BoltzmannMachine, Coupling, Kronecker, RandomSource, Unit
-from mvrbm.backends.base import UpdateBackend, UpdateSettings
+from mvrbm.backends.base import UpdateBackend
 from mvrbm.data.sources import as_source
 from mvrbm.updates import initialization
 from mvrbm.updates.gradient import WHOLE, Centering, Share
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
+from mvrbm.updates.update import UpdateSettings
 
 #: Recipes whose learning rates make a difference within a few updates.
 DEFAULT = Recipe(learning_rate=0.05, batch_size=8)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mvrbm import BoltzmannMachine
-from mvrbm.backends.choose import BACKENDS, choose_backend, kernel_backend, unsupported_reasons
+from mvrbm.backends.choose import BACKENDS, choose_backend, fastest_backend, kernel_backend, unsupported_reasons
 from mvrbm.backends.cpu.gemm import GemmBackend
 from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.couplings import CP, Kronecker
@@ -85,3 +85,29 @@ def test_machines_with_a_named_cpu_backend_train_one_by_one():
     (settings,), (state,), (source,) = prepared()
     assert kernel_backend(settings, state, source, 2, name="gemm") is None
     assert kernel_backend(settings, state, source, 2, name="per_sample") == "per_sample"
+
+
+def test_the_automatic_choice_asks_backends_in_order_and_no_gpu_backend_on_a_cpu(monkeypatch):
+    asked = []
+
+    def recorded(name, entry):
+        def unsupported_reason(*run):
+            asked.append(name)
+            return entry.unsupported_reason(*run)
+
+        return dataclasses.replace(entry, unsupported_reason=unsupported_reason)
+
+    for name, entry in BACKENDS.items():
+        monkeypatch.setitem(BACKENDS, name, recorded(name, entry))
+    (settings,), (state,), (source,) = prepared()
+    chosen = fastest_backend(settings, state, source)
+    assert asked == (["native"] if chosen == "native" else ["native", "gemm"])
+
+
+def test_a_slower_backend_is_skipped_unless_it_is_requested(monkeypatch):
+    run = prepared()
+    for name in ("native", "gemm"):
+        entry = dataclasses.replace(BACKENDS[name], slower_reason=lambda *run: "for this test")
+        monkeypatch.setitem(BACKENDS, name, entry)
+    assert isinstance(choose_backend(*run, 1), ReferenceBackend)
+    assert isinstance(choose_backend(*run, 1, name="gemm"), GemmBackend)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from mvrbm import Bernoulli, BoltzmannMachine, Dense
-from mvrbm.backends.reference import own_step
 from mvrbm.models import mvrbm
 from mvrbm.training import CD, RECIPES, Callback, Trainer
+from mvrbm.updates.update import recipe_step
 
 
 def sigmoid(m):
@@ -189,7 +189,7 @@ def test_preset_paper_starts_small_and_decays_the_factors_alone(coupled):
     before = {name: p.detach().clone() for name, p in machine.named_parameters()}
     for value in (0.0, 1.0):
         gradient = {name: torch.full_like(p, value) for name, p in machine.named_parameters()}
-        own_step(trainer.state, gradient, trainer.update_settings(), 1.0, 0)
+        recipe_step(trainer.state, gradient, trainer.recipe, 1.0, 0)
     for name, parameter in machine.named_parameters():
         decay = 0.01 if name.startswith("couplings.") else 0.0
         first = before[name] - 0.05 * decay * before[name]

@@ -9,11 +9,11 @@ import torch
 from torch.func import functional_call
 
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Dense, Gaussian, Kronecker
-from mvrbm.backends.reference import gradient_of
 from mvrbm.models import mvrbm
 from mvrbm.training import Recipe, Trainer
 from mvrbm.updates import step as rule
 from mvrbm.updates.gradient import Centering, Share, contrast, contrast_by_autograd
+from mvrbm.updates.update import gradient_of
 from tables import CONNECTED, MACHINES, full_matrix, generator, machine_named, random_states
 
 # With a tied bias the offsets' fields cannot be made up for exactly, unless they are tied in the same way.

@@ -1,7 +1,7 @@
-"""Backends compute updates. `reference` defines the update, and tests compare all other backends with it.
+"""Backends compute the update that :mod:`mvrbm.updates.update` defines. Tests compare all of them with `reference`.
 
 `base` defines the backend interface, and `choose` selects the fastest backend for a given machine, recipe and dataset.
-`reference` supports every machine on every device, and `graph` replays the reference updates as CUDA graphs. `cpu`
+`reference` supports every machine on every device, and `graph` replays the same operations as CUDA graphs. `cpu`
 contains a backend based on batched matrix products and a backend written in C. `cuda` contains Triton kernels. `layout`
 describes how parameters are stored in one flat vector, and `packing` converts them to this form and back. No backend
 depends on the trainer.

@@ -1,4 +1,4 @@
-"""The backend interface: update settings and the methods that a trainer calls.
+"""The backend interface: the methods that a trainer calls. :mod:`mvrbm.updates.update` defines the update itself.
 
 **Divergence.** All backends behave the same way if an update makes a parameter infinite or NaN. They raise
 :class:`~mvrbm.errors.DivergenceError` and leave the state as follows:
@@ -15,95 +15,18 @@ Backends that train several machines together do not raise an error. Instead, `s
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from mvrbm.data.sources import Batch, Source
-from mvrbm.distributed import World
 from mvrbm.sampling import Layers
-from mvrbm.updates.gradient import WHOLE, Reduce, Share
+from mvrbm.updates.gradient import WHOLE, Share
 from mvrbm.updates.missing import draw_missing
-from mvrbm.updates.negative import NegativePhase
-from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
+from mvrbm.updates.update import UpdateSettings, start_chains
 
-
-@dataclass(frozen=True)
-class UpdateSettings:
-    """Update settings for a training run.
-
-    Parameters
-    ----------
-    recipe : Recipe
-        The training recipe, including a learning rate.
-    negative : NegativePhase
-        The negative phase for the chains of this process.
-    reference : bool
-        Whether to compute gradients with autograd.
-    optimizer : Optimizer, optional
-        The optimizer that updates the parameters. If None, the recipe's update rule is used.
-    all_reduce : callable
-        Function that replaces a tensor with its sum over all processes.
-    n_processes : int
-        Number of processes that share each update.
-    gather : callable
-        Function that gathers a tensor from all processes and returns a list ordered by rank.
-    every_batch : bool
-        Whether a callback requires the state after every batch.
-    missing_steps : int
-        Number of Gibbs steps used to sample missing entries. Default: 5.
-    """
-
-    recipe: Recipe
-    negative: NegativePhase
-    reference: bool
-    optimizer: Optimizer | None
-    all_reduce: Reduce
-    n_processes: int
-    every_batch: bool
-    missing_steps: int = 5
-    gather: Callable[[Tensor], list[Tensor]] = World().gather
-
-    def sum_over_processes(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor with its sum over all processes, using a single all-reduce."""
-        if self.n_processes == 1:
-            return
-        message = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        self.all_reduce(message)
-        for tensor, total in zip(tensors, message.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(total.view(tensor.shape))
-
-    def whole_epochs_unsupported_reason(self, source: Source, *, masked: bool = False) -> str | None:
-        """Return why this training run cannot be computed in whole epochs, or None if it can.
-
-        `masked` indicates whether the backend in question can sample missing entries.
-        """
-        if not (source.with_masks[0] if masked else source.whole):
-            return "its data is not a plain array" + ("" if masked else " without missing entries")
-        if self.every_batch:
-            return "a callback needs every batch"
-        if self.n_processes > 1:
-            return "several processes share each update"
-        return None
-
-
-def start_chains(settings: UpdateSettings, state: TrainState, batch: Layers, share: Share = WHOLE) -> bool:
-    """Initialize the persistent chains if they are required but do not exist yet, and return whether this was done.
-
-    The chains are initialized from the samples of all processes, so the result does not depend on the number of
-    processes. `batch` contains the samples of this process, without missing entries.
-    """
-    negative = settings.recipe.negative
-    if state.chains or not negative.chain_shape:
-        return False
-    samples = {name: torch.cat(settings.gather(array)) for name, array in batch.items()}
-    chains = negative.start(state.machine, samples, state.start_numbers())
-    own = slice(share.first_chain, share.first_chain + settings.negative.n_chains)
-    state.chains.update(negative.share_of_chains(chains, own))
-    return True
+__all__ = ["EpochBackend", "UpdateBackend", "UpdateSettings"]
 
 
 class UpdateBackend(ABC):

@@ -1,9 +1,9 @@
 """Table of backends and selection of the fastest one for a training run.
 
-Every backend computes the same updates. `BACKENDS` lists them in order of preference, each with a function that returns
-the reason why the backend does not support a training run. :func:`choose_backend` selects the first backend that
-supports the run. The only exception concerns `per_sample` and `full_matrix`, which both support many machines: a rule
-based on benchmarks decides between them.
+Every backend computes the same updates. `BACKENDS` lists them in order of preference. Each entry has two functions: one
+returns the reason why the backend cannot compute a training run, the other why a later backend in the table is faster.
+:func:`fastest_backend` selects the first backend without such a reason. A backend that the user requests by name only
+has to be able to compute the run.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from mvrbm.backends import graph, reference
 from mvrbm.backends.base import EpochBackend, UpdateBackend, UpdateSettings
-from mvrbm.backends.cpu import gemm, native
+from mvrbm.backends.cpu import flat, gemm, native
 from mvrbm.backends.cuda import full_matrix, per_sample, tensor
 from mvrbm.backends.cuda.epochs import KernelBackend
 from mvrbm.backends.layout import Layout
 from mvrbm.data.sources import Source
 from mvrbm.devices import n_processors
+from mvrbm.extras import triton_runs_on
 from mvrbm.updates.state import TrainState
 from mvrbm.validation import choice
 
@@ -31,6 +32,7 @@ __all__ = [
     "check_name",
     "choose_backend",
     "choose_entry",
+    "fastest_backend",
     "kernel_backend",
     "unsupported_reasons",
 ]
@@ -39,31 +41,56 @@ Backend = UpdateBackend | EpochBackend
 Builder = Callable[[Sequence[UpdateSettings], Sequence[TrainState], Sequence[Source], int], Backend]
 
 
+def _no_reason(*run: object) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class BackendChoice:
-    """A backend that :func:`choose_backend` can choose."""
+    """An entry in the table of backends."""
 
     #: One-line summary of what the backend supports.
     summary: str
-    #: Function that returns why the backend does not support a training run, or None if it does.
+    #: Function that returns why the backend cannot compute a training run, or None if it can.
     unsupported_reason: Callable[[UpdateSettings, TrainState, Source], str | None]
     #: Function that builds the backend from the settings, states and sources of one or more machines and the number of
     #: threads.
     build: Builder
+    #: Function that returns why a later backend is faster for training a number of machines, or None if the backend is
+    #: the fastest. It is called only for training runs that the backend can compute.
+    slower_reason: Callable[[UpdateSettings, TrainState, Source, int], str | None] = _no_reason
+    #: Whether the backend requires a GPU. The automatic choice skips such backends for a machine on a CPU.
+    needs_gpu: bool = False
     #: Whether the backend can train several machines with the same shapes together.
     trains_groups: bool = False
     #: Whether the backend computes matrix products with PyTorch, and therefore uses PyTorch's threads on a CPU.
     uses_torch_threads: bool = True
 
 
-def _kernels(summary: str, kind: type[KernelBackend], reason: Callable[..., str | None]) -> BackendChoice:
+def _kernels(
+    summary: str,
+    kind: type[KernelBackend],
+    unsupported_reason: Callable[..., str | None],
+    slower_reason: Callable[..., str | None] = _no_reason,
+) -> BackendChoice:
+    """Return the entry for a backend that consists of Triton kernels."""
     return BackendChoice(
-        summary, reason, lambda settings, states, sources, threads: kind(settings, states, sources), trains_groups=True
+        summary,
+        unsupported_reason,
+        lambda settings, states, sources, threads: kind(settings, states, sources),
+        slower_reason,
+        needs_gpu=True,
+        trains_groups=True,
     )
 
 
-def _always(settings: UpdateSettings, state: TrainState, source: Source) -> None:
-    return None
+def _slower_than_full_matrix(settings: UpdateSettings, state: TrainState, source: Source, models: int) -> str | None:
+    """Return why `full_matrix` is faster than `per_sample` for a training run, or None if it is not."""
+    if full_matrix.unsupported_reason(settings, state, source) is not None:
+        return None
+    rows = max(settings.recipe.batch_size, settings.negative.n_chains)
+    processors = n_processors(state.machine.like.device)
+    return per_sample.slower_reason(Layout.of(state.machine), rows, models, processors)
 
 
 #: All backends by name, in order of preference.
@@ -75,6 +102,7 @@ BACKENDS: dict[str, BackendChoice] = {
         "GPU: matrices up to 64 wide and rank 8, with or without a label, one program per sample",
         per_sample.PerSampleBackend,
         per_sample.unsupported_reason,
+        _slower_than_full_matrix,
     ),
     "full_matrix": _kernels(
         "GPU: couplings formed as full matrices, products of whole batches",
@@ -85,21 +113,24 @@ BACKENDS: dict[str, BackendChoice] = {
         "GPU: every machine, PyTorch operations replayed as CUDA graphs",
         graph.unsupported_reason,
         lambda settings, states, sources, threads: graph.GraphBackend(settings[0], states[0], sources[0]),
+        needs_gpu=True,
     ),
     "native": BackendChoice(
         "CPU: sums of Kronecker products of matrices, compiled code",
         lambda settings, state, source: native.unsupported_reason(settings, state),
         lambda settings, states, sources, threads: native.NativeBackend(settings[0], states[0], threads),
+        lambda settings, state, source, models: native.slower_reason(settings, state),
         uses_torch_threads=False,
     ),
     "gemm": BackendChoice(
         "CPU: sums of Kronecker products and full matrices, products of whole batches",
-        lambda settings, state, source: gemm.unsupported_reason(settings, state),
+        lambda settings, state, source: flat.unsupported_reason(settings, state),
         lambda settings, states, sources, threads: gemm.GemmBackend(settings[0], states[0]),
+        lambda settings, state, source, models: gemm.slower_reason(state),
     ),
     "reference": BackendChoice(
         "every machine, PyTorch operations one by one",
-        _always,
+        _no_reason,
         lambda settings, states, sources, threads: reference.ReferenceBackend(settings[0]),
     ),
 }
@@ -132,14 +163,15 @@ def choose_entry(
     Raises
     ------
     ValueError
-        If the named backend does not support the training run, or cannot train several machines together.
+        If the named backend cannot compute the training run, or cannot train several machines together.
     """
     models = len(settings)
-    chosen = check_name(name)
-    if chosen == "auto":
-        chosen = _fastest(settings[0], states[0], sources[0], models)
-    elif (reason := BACKENDS[chosen].unsupported_reason(settings[0], states[0], sources[0])) is not None:
-        raise ValueError(f"backend {chosen!r} cannot compute this training run: {reason}")
+    if name == "auto":
+        chosen = fastest_backend(settings[0], states[0], sources[0], models)
+    else:
+        chosen = check_name(name)
+        if (reason := BACKENDS[chosen].unsupported_reason(settings[0], states[0], sources[0])) is not None:
+            raise ValueError(f"backend {chosen!r} cannot compute this training run: {reason}")
     if models > 1 and not BACKENDS[chosen].trains_groups:
         raise ValueError(f"backend {chosen!r} cannot train {models} machines together: train them one by one")
     return BACKENDS[chosen]
@@ -150,6 +182,19 @@ def check_name(name: str) -> str:
     return choice(name, "backend", ("auto", *BACKENDS))
 
 
+def fastest_backend(settings: UpdateSettings, state: TrainState, source: Source, models: int = 1) -> str:
+    """Return the name of the fastest backend for training `models` machines with the same shapes."""
+    device = state.machine.like.device
+    has_gpu = device.type == "cuda" or triton_runs_on(device)  # Triton's interpreter runs the kernels on a CPU
+    candidates = {name: each for name, each in BACKENDS.items() if has_gpu or not each.needs_gpu}
+    run = settings, state, source
+    return next(
+        name
+        for name, each in candidates.items()
+        if each.unsupported_reason(*run) is None and each.slower_reason(*run, models) is None
+    )
+
+
 def kernel_backend(
     settings: UpdateSettings, state: TrainState, source: Source, models: int, *, name: str = "auto"
 ) -> str | None:
@@ -157,22 +202,10 @@ def kernel_backend(
 
     `name` is the backend requested by the user, as in :func:`choose_entry`.
     """
-    chosen = _fastest(settings, state, source, models) if name == "auto" else name
+    chosen = fastest_backend(settings, state, source, models) if name == "auto" else name
     return chosen if BACKENDS[chosen].trains_groups else None
 
 
 def unsupported_reasons(settings: UpdateSettings, state: TrainState, source: Source) -> dict[str, str | None]:
-    """For each backend, return why it does not support a training run, or None if it does."""
+    """For each backend, return why it cannot compute a training run, or None if it can."""
     return {name: each.unsupported_reason(settings, state, source) for name, each in BACKENDS.items()}
-
-
-def _fastest(settings: UpdateSettings, state: TrainState, source: Source, models: int) -> str:
-    """Return the name of the fastest backend that supports training `models` machines."""
-    reasons = unsupported_reasons(settings, state, source)
-    supported = [name for name, reason in reasons.items() if reason is None]
-    if supported[:2] == ["per_sample", "full_matrix"]:
-        rows = max(settings.recipe.batch_size, settings.negative.n_chains)
-        processors = n_processors(state.machine.like.device)
-        if per_sample.slower_reason(Layout.of(state.machine), rows, models, processors) is not None:
-            return "full_matrix"
-    return supported[0]

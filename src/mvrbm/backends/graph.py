@@ -1,4 +1,4 @@
-"""Backend for every machine on a GPU, which replays the updates of :mod:`mvrbm.backends.reference` as CUDA graphs.
+"""Backend for every machine on a GPU, which replays the operations of the reference backend as CUDA graphs.
 
 For small arrays, an update consists of dozens of kernel launches, which take most of the time. This backend captures an
 update once and replays it. The data, the sample order, the position in the epoch and the update number all stay on the
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from mvrbm.backends.base import EpochBackend, UpdateSettings, start_chains
+from mvrbm.backends.base import EpochBackend, UpdateSettings
 from mvrbm.backends.device_memory import too_large_reason
 from mvrbm.backends.formed import FormedMachine
-from mvrbm.backends.reference import ReferenceBackend, own_gradient, own_step, powers_of
+from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.cuda_graphs import capture
 from mvrbm.data.sources import Source, masks_of
 from mvrbm.extras import triton_runs_on
@@ -31,6 +31,7 @@ from mvrbm.updates.gradient import Centering, Gradient
 from mvrbm.updates.missing import draw_unknown
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import fail, gains_of, normalize
+from mvrbm.updates.update import own_gradient, powers_of, recipe_step, start_chains
 
 if TYPE_CHECKING:
     from mvrbm.backends.cuda.graph_step import FusedStep
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 # Number of updates between two checks for divergence. A check copies a value to the host, which synchronizes the GPU.
 _UPDATES_UNCHECKED = 2000
 
-#: The kind of an update: batch size and chain turn. Updates of the same kind launch the same kernels.
+#: The kind of an update: batch size and swap parity of the chains. Updates of the same kind launch the same kernels.
 Kind = tuple[int, int]
 
 
@@ -255,7 +256,7 @@ class GraphBackend(EpochBackend):
         learned = list(state.learned.values())
         torch._foreach_copy_(self._kept, learned)
         before = None if centering is None else centering.fields()
-        own_step(state, gradient, self.settings, weight, self._clock.to(state.machine.like.dtype))
+        recipe_step(state, gradient, self.settings.recipe, weight, self._clock.to(state.machine.like.dtype))
         if centering is not None and before is not None:
             self._formed.refresh()
             centering.follow(before)
@@ -269,7 +270,7 @@ class GraphBackend(EpochBackend):
     def _keep_in_place(self, state: TrainState) -> None:
         """Keep chains and offsets in the memory that the graphs read and write."""
         for name, chain in list(state.chains.items()):
-            if chain.ndim:  # skip the turn, which is a scalar that no graph reads
+            if chain.ndim:  # skip the swap parity, a scalar that no graph reads
                 state.chains[name] = self._placed(f"chains.{name}", chain)
         if state.centering is not None and state.centering.hidden is not None:
             state.centering.hidden = self._placed("offset", state.centering.hidden)

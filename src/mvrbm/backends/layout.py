@@ -1,12 +1,27 @@
-r"""Flat parameter layout used by the fast backends for Kronecker and dense couplings.
+r"""Flat form: parameter layout and variables used by the C code and the GPU kernels for Kronecker and dense couplings.
 
-The parameters of a machine are stored in one vector, and so are the momenta and the gradient. In this form, the state
-of a visible layer is its statistic relative to its offset, :math:`\tau = T(x) - \mu`. For a Bernoulli or categorical
-layer, :math:`\tau = x - \mu`. For a Gaussian layer, :math:`\tau = x / s - \mu`, which has the distribution
-:math:`N(b / s - \mu + f, 1)` given a field :math:`f`. The hidden bias includes the field due to the offsets,
-:math:`c + \sum_m W_m \mu_m`. In these variables, the centered gradient is an ordinary gradient, and the hidden bias
-does not have to be corrected when the factors change. :mod:`mvrbm.backends.packing` converts a machine's parameters to
-this form and back.
+The parameters of a machine are stored in one vector, and so are the momenta and the gradient. In addition, the states
+and biases are transformed so that all machines have the same simple form:
+
+1. **Statistics as states.** The coupling acts on a layer only through its statistic :math:`T(x)`. For Bernoulli and
+   categorical units, :math:`T(x) = x`. For Gaussian units with standard deviation :math:`s`, :math:`T(x) = x / s`.
+   Given a field :math:`f`, this statistic has the distribution :math:`N(b / s + f, 1)`. With :math:`T(x)` as the state
+   and :math:`b / s` as the bias, all Gaussian units have variance 1. The same applies to the hidden layer.
+2. **Visible states relative to offsets.** The state of a visible layer is :math:`\tau = T(x) - \mu`, where :math:`\mu`
+   is the statistic of its centering offset, or zero if the layer is not centered. The interaction is
+   :math:`\langle T_h, W T\rangle = \langle T_h, W \tau\rangle + \langle T_h, W \mu\rangle`. The last term becomes part
+   of the hidden bias, which is :math:`c + \sum_m W_m \mu_m` in flat form. For a Gaussian layer, :math:`\tau` has the
+   distribution :math:`N(b / s - \mu + f, 1)`, so the stored bias is :math:`b / s - \mu`. The biases of Bernoulli and
+   categorical layers do not change, because shifting the states only adds a constant to the energy.
+3. **Gradient.** In these variables, the ordinary gradient for `W` is the centered gradient. The hidden bias is a
+   separate variable that already includes the offsets, so it does not have to be corrected when the factors change.
+   Only an offset for the hidden layer still requires a correction to the gradient and to the visible biases
+   (:mod:`mvrbm.backends.cpu.flat_centering`).
+
+The random numbers are the same in both forms. :mod:`mvrbm.backends.packing` converts parameters and momenta to the flat
+form and back, and explains how gradients for biases are scaled. If variances are learned, :math:`s` changes in every
+update, and :mod:`mvrbm.backends.cpu.flat_variances` converts biases and chains to the new units. The `full_matrix`
+kernels use a different layout without the shift by offsets (:mod:`mvrbm.backends.cuda.full_layout`).
 """
 
 from __future__ import annotations
@@ -54,7 +69,7 @@ class LayerLayout:
 
     @property
     def is_label(self) -> bool:
-        """Whether the layer is a single category with a dense coupling."""
+        """Whether the layer is a single categorical variable with a dense coupling."""
         return self.kind == "categorical" and len(self.shape) == 1 and len(self.factors) == 1 and self.rank == 1
 
     @property
@@ -177,7 +192,7 @@ def factor_gains(layers: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def unsupported_reason(
     settings: UpdateSettings, state: TrainState, negatives: tuple[type[NegativePhase], ...] = (CD, PCD)
 ) -> str | None:
-    """Return why the flat form cannot represent a training run, or None if it can.
+    """Return why a training run cannot be computed in flat form, or None if it can.
 
     `negatives` lists the supported negative phases.
     """

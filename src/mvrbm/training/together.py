@@ -1,4 +1,4 @@
-"""Joint training of several machines of the same shapes, using shared kernels on one GPU."""
+"""Joint training of several machines with the same shapes, using shared kernels on one GPU."""
 
 import time
 from collections.abc import Hashable, Sequence
@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
 
 
 def fit_together(trainers: Sequence[Trainer], data: Sequence[Any], *, initialize: bool | None = None) -> list[Outcome]:
-    """Train several machines. Machines of the same shapes are trained together if a GPU backend supports it.
+    """Train several machines. Machines with the same shapes are trained together if a GPU backend supports it.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def _fit_alone(trainer: Trainer, samples: Any, initialize: bool | None) -> bool:
 
 
 def _fit_group(trainers: Sequence[Trainer], data: Sequence[Any], initialize: bool | None) -> list[bool]:
-    """Train machines of the same shapes together and return, for each machine, whether training diverged."""
+    """Train machines with the same shapes together and return, for each machine, whether training diverged."""
     sources = [trainers[0].prepare(data[0], initialize=initialize)]
     for trainer, samples in zip(trainers[1:], data[1:], strict=True):
         same = samples is data[0]

@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mvrbm.backends.base import EpochBackend, UpdateBackend, UpdateSettings
+from mvrbm.backends.base import EpochBackend, UpdateBackend
 from mvrbm.backends.choose import check_name, choose_entry
 from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.data.sources import Batch, Source, as_source, read_ahead
@@ -35,6 +35,7 @@ from mvrbm.updates.initialization import prepare_state
 from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import balance, check_size, check_training_memory
+from mvrbm.updates.update import UpdateSettings
 from mvrbm.validation import whole_number
 
 #: GPU backend from the most recent `fit`. The next `fit` can reuse its data and CUDA graphs on the GPU. The entry is
@@ -69,8 +70,8 @@ class Trainer:
     backend : str
         Backend that computes the updates. ``"auto"`` selects the fastest backend. ``"reference"`` computes gradients
         with autograd. All backends give the same results up to rounding. Other valid names are listed in
-        `mvrbm.backends.choose.BACKENDS`. `fit` raises ValueError if the requested backend does not support the
-        training run.
+        `mvrbm.backends.choose.BACKENDS`. `fit` raises ValueError if the requested backend cannot compute the training
+        run, and uses it even if another backend is faster.
     callbacks : sequence of Callback
         Callbacks to call during training.
     seed : int
@@ -311,19 +312,19 @@ class Trainer:
             backend.store(self.state)
             balance(self.machine, self.recipe)
             stopping = self._end_epoch()
-            backend.load(self.state)
+            if self.epoch < self.n_epochs:
+                backend.load(self.state)  # a callback may have changed the state
 
     def _run_batches(self, backend: UpdateBackend, source: Source) -> bool:
         """Compute the remaining updates in the current epoch, and return whether training was stopped."""
         state = self.state
-        every_batch = any(callback.every_batch for callback in self.callbacks)
         full = source.full_batch(self.recipe.batch_size)
         before = self.update
         for batch in self._batches(source):
             self._notify("on_batch_begin", batch=batch)
             full = max(full, batch.total)
             self.train_on(batch, weight=batch.total / full)
-            if every_batch:
+            if backend.settings.every_batch:
                 self._synchronize(backend)
             state.batch += 1
             self._notify("on_batch_end", batch=batch)

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from backend_runs import DEFAULT, PAPER, Case, assert_equal_states, everything_in, start, train, with_negative
+from backend_runs import DEFAULT, PAPER, Case, assert_equal_states, everything_in, samples, start, train, with_negative
 from mvrbm import Bernoulli, Categorical, Dense, Gaussian, compiled
-from mvrbm.backends import layout
-from mvrbm.backends.cpu import gemm, native
+from mvrbm.backends.choose import choose_backend
+from mvrbm.backends.cpu import flat, gemm, native
 from mvrbm.backends.reference import ReferenceBackend
-from mvrbm.data.sources import Batch
+from mvrbm.data.sources import Batch, as_source
 from mvrbm.updates.gradient import Centering, Share
 from mvrbm.updates.negative import CD, PCD
 
@@ -149,6 +149,17 @@ OF_MATRICES = {
     "several groups of samples": Case({"x": lambda: B((40, 40))}, lambda: B((30, 30)), [6], DEFAULT, (60,)),
 }  # fmt: skip
 
+#: Machines that the C code can compute, but for which matrix products are faster.
+SLOWER_IN_C = {
+    "one column": Case({"x": lambda: B((300, 1))}, lambda: B((200, 1)), [1]),
+    "one row": Case({"x": lambda: B((1, 600))}, lambda: B((1, 400)), [1]),
+    "narrow": Case({"x": lambda: B((400, 4))}, lambda: B((40, 3)), [1], PERSISTENT),
+    "few hidden columns": Case({"x": lambda: G((28, 28))}, lambda: B((100, 2)), [1]),
+    "many dense weights": Case(
+        {"x": lambda: B((28, 28)), "y": lambda: C(100)}, lambda: B((25, 25)), [1, Dense()], DEEP,
+    ),
+}  # fmt: skip
+
 #: Machines that only the matrix products of PyTorch can compute.
 OTHERS = {
     "dense": Case({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [Dense()]),
@@ -183,6 +194,21 @@ def test_compiled_code_trains_as_the_reference_does(name, processor):
     check(OF_MATRICES[name], "native", torch.float32)
 
 
+@needs_compiled_code
+@pytest.mark.parametrize("name", SLOWER_IN_C)
+def test_compiled_code_trains_as_the_reference_does_where_it_is_slower(name):
+    run = start(SLOWER_IN_C[name])
+    assert native.slower_reason(run.settings, run.state) is not None
+    check(SLOWER_IN_C[name], "native", torch.float32)
+
+
+@pytest.mark.parametrize("name", ["dense", "dense, labels"])
+def test_matrix_products_can_be_requested_where_they_are_slower(name):
+    run = start(OTHERS[name])
+    assert gemm.slower_reason(run.state) is not None
+    assert isinstance(make("gemm", run), gemm.GemmBackend)  # compared with the reference above
+
+
 def check(case, backend, dtype):
     """Train a machine by a backend and by the reference, and compare parameters, momenta and chains."""
     exact = start(case, dtype=torch.float64, reference=sum(case.sizes) > 0)
@@ -207,12 +233,10 @@ def make(backend, run, threads=2):
     """Return a backend for a run."""
     if backend == "reference":
         return ReferenceBackend(run.settings)
-    assert layout.unsupported_reason(run.settings, run.state) is None
     if backend == "statistics":
         return ReferenceBackend(run.settings)
-    if backend == "gemm":
-        return gemm.GemmBackend(run.settings, run.state)
-    return native.NativeBackend(run.settings, run.state, threads)
+    source = as_source(samples(run.state.machine, 1), run.state.machine)
+    return choose_backend([run.settings], [run.state], [source], threads, name=backend)
 
 
 # -- several processes ----------------------------------------------------------------------------------
@@ -328,7 +352,7 @@ def hidden_entries(machine, data, seed):
 
 def test_reference_is_not_replaced_where_it_was_requested():
     run = start(OF_MATRICES["paper"], reference=True)
-    assert gemm.unsupported_reason(run.settings, run.state) == "the reference backend was requested"
+    assert flat.unsupported_reason(run.settings, run.state) == "the reference backend was requested"
 
 
 @needs_compiled_code

@@ -19,8 +19,10 @@ from torch.utils.data import DataLoader
 
 from backend_runs import DEFAULT, Case, assert_equal_states, everything_in, start, train, with_negative
 from mvrbm import BoltzmannMachine, RandomSource, compiled
-from mvrbm.backends.cpu import gemm, native, native_job
+from mvrbm.backends.choose import fastest_backend
+from mvrbm.backends.cpu import flat, gemm, native, native_job
 from mvrbm.couplings import Dense, Kronecker
+from mvrbm.data.sources import as_source
 from mvrbm.errors import DivergenceError
 from mvrbm.models import mvrbm
 from mvrbm.training import PCD, Callback, Recipe, Trainer
@@ -138,24 +140,34 @@ CHOICES = {
 def test_narrow_matrices_are_left_to_matrix_products(name):
     visible, hidden, reason = CHOICES[name]
     run = start(Case({"x": lambda: B(visible)}, lambda: B(hidden), [1], Recipe(learning_rate=0.01)))
-    assert native.unsupported_reason(run.settings, run.state) == reason
-    assert gemm.unsupported_reason(run.settings, run.state) is None
+    assert native.unsupported_reason(run.settings, run.state) is None
+    assert native.slower_reason(run.settings, run.state) == reason
+    assert chosen(run) == ("native" if reason is None else "gemm")
+
+
+def chosen(run):
+    """Return the name of the backend that a trainer chooses."""
+    return fastest_backend(run.settings, run.state, as_source(run.batches[0], run.state.machine))
 
 
 def test_dense_layers_are_computed_next_to_matrices_only_if_they_are_small():
     layers = {"x": lambda: B((28, 28)), "y": lambda: C(10)}
     run = start(Case(layers, lambda: B((25, 25)), [1, Dense()]))
-    assert native.unsupported_reason(run.settings, run.state) is None
+    assert chosen(run) == "native"
     run = start(Case({**layers, "y": lambda: C(100)}, lambda: B((25, 25)), [1, Dense()]))
-    assert "too many dense weights" in native.unsupported_reason(run.settings, run.state)
+    assert native.unsupported_reason(run.settings, run.state) is None
+    assert "too many dense weights" in native.slower_reason(run.settings, run.state)
+    assert chosen(run) == "gemm"
     run = start(Case({"x": lambda: B(28), "z": lambda: B((2, 3, 4))}, lambda: B((5, 5, 5)), [Dense(), 1]))
-    assert "not all of its layers are matrices" in native.unsupported_reason(run.settings, run.state)
+    assert "at least one matrix layer" in native.unsupported_reason(run.settings, run.state)
 
 
 def test_machines_of_dense_layers_are_left_to_the_reference():
     run = start(Case({"x": lambda: B(28), "y": lambda: C(3)}, lambda: B(25), [Dense(), Dense()]))
-    assert "all of its couplings are dense" in gemm.unsupported_reason(run.settings, run.state)
-    assert "all of its couplings are dense" in native.unsupported_reason(run.settings, run.state)
+    assert flat.unsupported_reason(run.settings, run.state) is None
+    assert "all of its couplings are dense" in gemm.slower_reason(run.state)
+    assert "at least one matrix layer" in native.unsupported_reason(run.settings, run.state)
+    assert chosen(run) == "reference"
 
 
 def test_samples_of_another_shape_are_refused_whenever_they_come():
@@ -325,7 +337,7 @@ def test_swapped_fields_of_a_structure_are_detected(monkeypatch):
     assert not native_job.has_fields_of(swapped)
     monkeypatch.setattr(compiled, "library", lambda name="_native": swapped)
     run = start(WITHOUT_CODE["matrix and label"])
-    assert "of another version" in native.unsupported_reason(run.settings, run.state)
+    assert "another version" in native.unsupported_reason(run.settings, run.state)
 
 
 def test_code_of_another_interface_is_not_used(monkeypatch):
@@ -334,7 +346,7 @@ def test_code_of_another_interface_is_not_used(monkeypatch):
     try:
         assert compiled.library() is None
         run = start(WITHOUT_CODE["matrix and label"])
-        assert native.unsupported_reason(run.settings, run.state) == "there is no compiled code of this version"
+        assert native.unsupported_reason(run.settings, run.state) == "the compiled code is missing"
     finally:
         monkeypatch.undo()
         compiled.library.cache_clear()

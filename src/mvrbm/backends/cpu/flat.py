@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mvrbm import compiled
+from mvrbm.backends import layout
 from mvrbm.backends.base import UpdateBackend, UpdateSettings
 from mvrbm.backends.cpu.flat_arrays import FlatArrays
 from mvrbm.backends.cpu.flat_centering import FlatCentering
@@ -34,8 +35,10 @@ class FlatBackend(UpdateBackend):
         self.layout = self.arrays.layout
         code = compiled.library() if like.dtype == torch.float32 else None  # supports float32 only
         self._step = FlatStep(self.arrays, settings.recipe, code)
-        self._variances = FlatVariances(self.arrays)
-        self._centering = FlatCentering(self.arrays)
+        learns_variances = any(layer.learns_variance for layer in self.layout.layers)
+        self._variances = FlatVariances(self.arrays) if learns_variances else None
+        centered = state.centering is not None and state.centering.follow_hidden
+        self._centering = FlatCentering(self.arrays) if centered else None
         self._data_mean = like.new_zeros(self.layout.hidden_shape)  # written by `_contrast`
         self._persistent = settings.negative if isinstance(settings.negative, PCD) else None
         self._n_chains = 0 if self._persistent is None else self._persistent.n_chains
@@ -44,21 +47,24 @@ class FlatBackend(UpdateBackend):
 
     def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
         self._contrast(batch, state.chain_numbers(share), weight * share.data, weight * share.chains)
-        hidden_offset = None
-        if state.centering is not None and state.centering.follow_hidden:
-            hidden_offset = state.centering.advance(self._data_mean[None] / weight)
-        powers = self._variances.powers(batch, share.data)
+        centering = self._centering
+        if centering is not None and state.centering is not None:
+            centering.offset = state.centering.advance(self._data_mean[None] / weight)
+        variances = self._variances
+        powers = {} if variances is None else variances.powers(batch, share.data)
         self.settings.sum_over_processes([self.arrays.gradient, *powers.values()])
-        self._variances.finish_gradients()
-        fields_before = [] if hidden_offset is None else self._centering.apply(hidden_offset)
+        if variances is not None:
+            variances.finish_gradients()
+        if centering is not None:
+            centering.apply()
         result = self._step.make(state.update, powers)
         if result != StepResult.FINITE:
             self._fail(result, state)
-        if self._variances:
-            self._variances.rescale(None if self._persistent is None else self._chain_states())
+        if variances is not None:
+            variances.rescale(None if self._persistent is None else self._chain_states())
             self._step.update_scales()
-        if hidden_offset is not None:
-            self._centering.follow(hidden_offset, fields_before)
+        if centering is not None:
+            centering.follow()
         state.update += 1
         return state
 
@@ -109,7 +115,7 @@ class FlatBackend(UpdateBackend):
             self.arrays.load(state)
             if self._persistent is not None and state.chains:
                 self._set_chains(state.chains)
-        if self._variances:
+        if self._variances is not None:
             self._step.update_scales()
 
     def _load_exact(self, state: TrainState) -> bool:
@@ -147,6 +153,14 @@ class FlatBackend(UpdateBackend):
         for layer, states in zip(self.arrays.layers, self._chain_states(), strict=True):
             layer.write_states(chains[layer.layout.name], states)
         self._chains_started = True
+
+
+def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | None:
+    """Return why no backend with flat parameters on a CPU can compute a training run, or None if one can."""
+    device = state.machine.like.device
+    if device.type != "cpu":
+        return f"the machine is on {device}"
+    return layout.unsupported_reason(settings, state)
 
 
 def _copy(tensor: Tensor) -> Tensor:

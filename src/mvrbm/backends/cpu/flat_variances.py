@@ -10,15 +10,11 @@ from mvrbm.devices import one_thread
 
 
 class FlatVariances:
-    """Gradients for log-variances, and the change of units after each step."""
+    """Gradients for log-variances, and the change of units after each step, in layers that learn their variances."""
 
     def __init__(self, arrays: FlatArrays) -> None:
         self._arrays = arrays
         self._numbers = [m for m, layer in enumerate(arrays.layers) if layer.layout.learns_variance]
-
-    def __bool__(self) -> bool:
-        """Return whether any layer learns its variances."""
-        return bool(self._numbers)
 
     def finish_gradients(self) -> None:
         r"""Compute the gradients for log-variances from the sums that a backend has written in their place.

@@ -1,8 +1,10 @@
 """CPU backend that computes gradients with PyTorch matrix products (see `mode_products`).
 
 This backend computes the same contrast as :func:`mvrbm.updates.gradient.contrast`. However, it reuses the products from
-the hidden fields for the gradient and allocates little memory, which makes it 1.5 to 3.5 times as fast for arrays of
-order 3.
+the hidden fields for the gradient and allocates little memory. It is meant for training runs that the C code does not
+support or computes more slowly. On two CPU cores, updates with CD-1 are 1.3 times (rank 1), 2.3 times (rank 4) and 1.9
+times (rank 8) as fast as with the reference backend for arrays of order 3 (16x16x16 -> 10x10x10), and 2.4 times as fast
+for narrow matrices (200x4 -> 20x3). `python -m benchmarks backends --device cpu` measures these times.
 """
 
 from collections.abc import Mapping
@@ -10,7 +12,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mvrbm.backends import layout as flat_layout
 from mvrbm.backends.base import UpdateSettings
 from mvrbm.backends.cpu.flat import FlatBackend
 from mvrbm.backends.cpu.flat_arrays import FlatLayer
@@ -168,15 +169,7 @@ def _draw_categorical(field: Tensor, numbers: Tensor, into: Tensor) -> None:
 _DRAWS = {"bernoulli": _draw_bernoulli, "gaussian": _draw_gaussian, "categorical": _draw_categorical}
 
 
-def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | None:
-    """Return why this backend does not support a training run, or None if it does."""
-    device = state.machine.like.device
-    if device.type != "cpu":
-        return f"the machine is on {device}"
-    return flat_layout.unsupported_reason(settings, state) or _slower_reason(state)
-
-
-def _slower_reason(state: TrainState) -> str | None:
+def slower_reason(state: TrainState) -> str | None:
     """Return why this backend is not much faster than the reference backend for a training run, or None if it is."""
     if all(len(layer.factors) == 1 for layer in Layout.of(state.machine).layers):
         return "all of its couplings are dense, so that nearly all time is spent in the same few products"

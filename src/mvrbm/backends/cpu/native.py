@@ -12,8 +12,7 @@ from torch import Tensor
 
 from mvrbm import compiled
 from mvrbm.backends.base import UpdateSettings
-from mvrbm.backends.cpu import gemm
-from mvrbm.backends.cpu.flat import FlatBackend
+from mvrbm.backends.cpu import flat
 from mvrbm.backends.cpu.native_job import MOST_CHUNKS, JobMemory, has_fields_of, matrix_shape, padded
 from mvrbm.backends.layout import LayerLayout, Layout
 from mvrbm.data.sources import Batch
@@ -40,7 +39,7 @@ _MOST_DENSE_WEIGHTS = 2**14
 _MOST_DENSE_PART = 0.2
 
 
-class NativeBackend(FlatBackend):
+class NativeBackend(flat.FlatBackend):
     """Backend that runs the C code with at most `threads` threads. Results do not depend on the number of threads."""
 
     def __init__(self, settings: UpdateSettings, state: TrainState, threads: int) -> None:
@@ -147,29 +146,40 @@ class NativeBackend(FlatBackend):
 
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | None:
-    """Return why this backend does not support a training run, or None if it does."""
+    """Return why this backend cannot compute a training run, or None if it can."""
     code = compiled.library()
     if code is None:
-        return "there is no compiled code of this version"
+        return "the compiled code is missing"
     if not has_fields_of(code):
-        return "the compiled code is of another version: reinstall the package"
+        return "the compiled code belongs to another version: reinstall the package"
     dtype = state.machine.like.dtype
     if dtype != torch.float32:
         return f"its parameters are {dtype}, not torch.float32"
-    return gemm.unsupported_reason(settings, state) or _slower_reason(settings, state, int(code.PAD))
-
-
-def _slower_reason(settings: UpdateSettings, state: TrainState, pad: int) -> str | None:
-    """Return why the C code is unsuitable for a training run, or None if it is suitable.
-
-    It is unsuitable if it does not support the training run or is slower than general matrix products. U (K x I) and
-    V (L x J) are the factors for a matrix X.
-    """
+    if (reason := flat.unsupported_reason(settings, state)) is not None:
+        return reason
     layout = Layout.of(state.machine)
-    matrices = [layer for layer in layout.layers if layer.is_matrix]
-    dense = [layer for layer in layout.layers if not layer.is_matrix]
+    matrices, dense = _matrices_and_dense(layout)
     if not matrices or any(len(layer.factors) > 1 or layer.rank > 1 for layer in dense):
-        return "not all of its layers are matrices, or dense next to matrices"
+        return "it needs at least one matrix layer, and its other layers must have dense couplings"
+    K = layout.hidden_rows
+    L = layout.hidden_columns
+    for layer in matrices:
+        sizes = (K * layer.rows, L * layer.columns, K * layer.columns, layout.hidden_area, layer.area)
+        if max(sizes) > _LARGEST_MATRIX:
+            return f"a layer or a product has more than {_LARGEST_MATRIX} entries"
+    return None
+
+
+def slower_reason(settings: UpdateSettings, state: TrainState) -> str | None:
+    """Return why general matrix products are faster for a training run that the C code supports, or None if not.
+
+    U (K x I) and V (L x J) are the factors for a matrix X.
+    """
+    code = compiled.library()
+    assert code is not None
+    pad = int(code.PAD)
+    layout = Layout.of(state.machine)
+    matrices, dense = _matrices_and_dense(layout)
     K = layout.hidden_rows
     L = layout.hidden_columns
     n = max(settings.recipe.batch_size, settings.negative.n_chains)
@@ -178,8 +188,6 @@ def _slower_reason(settings: UpdateSettings, state: TrainState, pad: int) -> str
     for layer in matrices:
         I = layer.rows  # noqa: E741
         J = layer.columns
-        if max(K * I, L * J, K * J, layout.hidden_area, layer.area) > _LARGEST_MATRIX:
-            return "its layers are too large"
         own_multiplications += layer.rank * K * (I * padded(J, pad) + J * padded(L, pad))
         gemm_multiplications += layer.rank * I * L * (J + K)
     few_rows = min(K, *(layer.rows for layer in matrices)) < _FEW_ROWS
@@ -190,3 +198,9 @@ def _slower_reason(settings: UpdateSettings, state: TrainState, pad: int) -> str
     if dense_weights > max(_MOST_DENSE_WEIGHTS, _MOST_DENSE_PART * own_multiplications):
         return "it has too many dense weights, which the C code reads for every sample"
     return None
+
+
+def _matrices_and_dense(layout: Layout) -> tuple[list[LayerLayout], list[LayerLayout]]:
+    """Return the layers that are matrices with one factor per axis, and all other layers."""
+    matrices = [layer for layer in layout.layers if layer.is_matrix]
+    return matrices, [layer for layer in layout.layers if not layer.is_matrix]

@@ -27,8 +27,9 @@ def draw_layer(field, numbers, GAUSSIAN: tl.constexpr):
     """Sample a layer from its field, including the bias, using normal or uniform random numbers."""
     if GAUSSIAN:
         return field + numbers
-    # The entry is 1 where the uniform number is below the logistic function. Use the sign bit: from the 1-bit result of
-    # a comparison the compiler would infer 8-bit operands for the products that follow, and choose their layout.
+    # The entry is 1 if the uniform number is below the logistic function. Use the sign bit instead of a comparison,
+    # because the compiler would infer 8-bit operands for the following products from a 1-bit result, and choose their
+    # layout accordingly.
     short = numbers * _odds(field) - 1.0
     return ((short.to(tl.int32, bitcast=True) >> 31) & 0x3F800000).to(tl.float32, bitcast=True)
 

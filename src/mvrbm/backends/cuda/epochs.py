@@ -259,7 +259,7 @@ class KernelBackend(EpochBackend):
     def start_chains(self, number: int, rows: Tensor) -> None:
         """Initialize a model's persistent chains from samples of its data, repeating samples as needed.
 
-        This is equivalent to :func:`mvrbm.backends.base.start_chains`, for data on the device in the kernels' format.
+        This is equivalent to :func:`mvrbm.updates.update.start_chains`, for data on the device in the kernels' format.
         """
 
     @abstractmethod
@@ -313,7 +313,10 @@ def default_precision(machine: BoltzmannMachine) -> str:
 def unsupported_reason(
     settings: UpdateSettings, state: TrainState, source: Source, *, masked: bool = False
 ) -> str | None:
-    """Return why no Triton backend supports a training run, or None if one may (see `UpdateSettings` for `masked`)."""
+    """Return why no Triton backend supports a training run, or None if some backend may support it.
+
+    `masked` indicates whether the backend in question can sample missing entries.
+    """
     like = state.machine.like
     if like.dtype != torch.float32:
         return f"its parameters are {like.dtype}"

@@ -59,7 +59,7 @@ RANK = tl.constexpr(6)
 FACTORS = tl.constexpr(7)
 # Position of the full matrix (H, I J), or of its gradient (K I, L J) if there are factors.
 FULL = tl.constexpr(8)
-# Length of the last site axis of a categorical layer, or 1 for a single category.
+# Length of the last site axis of a categorical layer, or 1 for a single categorical variable.
 SITE_COLUMNS = tl.constexpr(9)
 # Position of the terms of the gain for U, which are followed by the terms for V.
 GAINS = tl.constexpr(10)

@@ -59,7 +59,7 @@ class FullLayer:
 
     @property
     def site_columns(self) -> int:
-        """Length of the last site axis of a categorical layer, or 1 for a single category."""
+        """Length of the last site axis of a categorical layer, or 1 for a single categorical variable."""
         return self.shape[-2] if len(self.shape) > 1 else 1
 
     def places(self) -> Tensor:

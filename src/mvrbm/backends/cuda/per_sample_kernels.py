@@ -5,10 +5,10 @@ single launch. `stacked_step` supports ranks 2 to 8, and a label in addition to 
 `apply` from :mod:`mvrbm.backends.cuda.step_kernels`.
 
 Each model's parameters are one flat array, which contains the factors U (R, K, I) and V (R, L, J) and the bias (I, J)
-for each visible layer, followed by the hidden bias (K, L). Consecutive models are `STRIDE` elements apart. Layers are
-in *units of their statistic around the offset* (for Gaussian units, :math:`x / s - \mu`; for Bernoulli units, the
-values). In these units, the mean of every layer is :math:`g(b + f)`, where g is the logistic function or the identity
-(see :mod:`mvrbm.backends.layout`).
+for each visible layer, followed by the hidden bias (K, L). Consecutive models are `STRIDE` elements apart. The state of
+a layer is its *statistic relative to the offset* (for Gaussian units, :math:`x / s - \mu`; for Bernoulli units, the
+values). In these variables, the mean of every layer is :math:`g(b + f)`, where g is the logistic function or the
+identity (see :mod:`mvrbm.backends.layout`).
 
 A launch processes batch number `batch` of an epoch. `PDL` is described in :mod:`mvrbm.backends.cuda.overlap`.
 
@@ -17,10 +17,10 @@ A launch processes batch number `batch` of an epoch. `PDL` is described in :mod:
 result with all :math:`V_r`, (L, R J), transposed. The same form is used in the downward direction, where V comes first,
 and for the gradient.
 
-A label is a second visible layer with a single category, coupled by a full matrix. Here, that matrix has shape
-(classes, K, L), so that the weights of each category are contiguous. These weights are the field that the category
-induces on the hidden layer. The constants below are the indices of the entries in the tuple `LABEL`, which is empty if
-there is no label.
+A label is a second visible layer with a single categorical variable, coupled by a full matrix. Here, that matrix has
+shape (classes, K, L), so that the weights of each category are contiguous. These weights are the field that the
+category induces on the hidden layer. The constants below are the indices of the entries in the tuple `LABEL`, which is
+empty if there is no label.
 """
 
 # mypy: ignore-errors
@@ -50,7 +50,7 @@ FIRST = tl.constexpr(5)
 @triton.jit
 def load_sample(data, order, scales, shifts, i, n_valid, at, inside, AREA: tl.constexpr, BYTE_SCALE: tl.constexpr,
                 GAUSSIAN: tl.constexpr):  # fmt: skip
-    """Return sample i of a batch, in units of its statistic around its offset, or zeros after the last sample."""
+    """Return the state of sample i in a batch, its statistic relative to the offset, or zeros after the last sample."""
     if i < n_valid:
         row = tl.load(order + i).to(tl.int64)
         x = tl.load(data + row * AREA + at, mask=inside, other=0).to(tl.float32) * BYTE_SCALE
@@ -146,8 +146,8 @@ def small_step(
         B, C = not_before(B, size), not_before(C, size)
         grad_u, grad_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
         grad_b, grad_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
-        # A chain counts as `weight` samples, a short batch in proportion. No sample counts more than 1 until the end,
-        # so that operands stay in the range of 16-bit numbers.
+        # A chain counts as `weight` samples. Until the end, all weights are at most 1, so that operands stay in the
+        # range of 16-bit floats.
         weight, largest = 1.0, 1.0
         if PERSISTENT:
             weight = n_valid.to(tl.float32) / CHAINS
@@ -235,9 +235,9 @@ def operand(factor, HALVES: tl.constexpr):
 @triton.jit
 def not_before(values, size):
     """Return the values unchanged, but delay their use until `size` is known, when all loads have been issued."""
-    # The compiler converts values to the layout of the next product as soon as they are loaded. All threads wait at the
-    # barrier that this takes, and loads that come later in the program are issued late. Sizes are not negative. Where
-    # they are the constant 1, this has no effect.
+    # The compiler converts values to the layout of the next product as soon as they are loaded. The conversion needs a
+    # barrier for all threads, which delays later loads. Sizes are never negative. If a size is the constant 1, this
+    # function has no effect.
     return values + tl.minimum(size, 0.0)
 
 
@@ -330,7 +330,7 @@ def stacked_step(
     load_shift += model * STATES + AT_X
     order += model * order_stride + batch * N
     # Everything that does not depend on the parameters comes before the wait. The launch that wrote the chains has
-    # ended, because the step between the two has waited for it.
+    # finished, because the step kernel launched in between has waited for it.
     if SAMPLES == 1:
         x, label = _sample(
             data, labels, order, load_scale, load_shift, program, n_valid, at_x, in_x, I * J, LABEL, BYTE_SCALE,
@@ -370,8 +370,8 @@ def stacked_step(
     gradients += model.to(tl.int64) * STRIDE
     grad_u, grad_v = tl.zeros([BI, R * BK], tl.float32), tl.zeros([BL, R * BJ], tl.float32)
     grad_b, grad_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
-    # A chain counts as `weight` samples. No sample counts more than 1 until the end, so that operands stay in the range
-    # of 16-bit numbers.
+    # A chain counts as `weight` samples. Until the end, all weights are at most 1, so that operands stay in the range
+    # of 16-bit floats.
     weight, largest = 1.0, 1.0
     if PERSISTENT:
         weight = n_valid.to(tl.float32) / CHAINS

@@ -130,7 +130,7 @@ def _factors(weights, r, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, MIDD
 
 @triton.jit
 def _halfway(state, last, middle, P: tl.constexpr, Q: tl.constexpr, MIDDLE: tl.constexpr, PRECISION: tl.constexpr):
-    """Return (P Q, S) after its last axis was mapped to T, as (P T, Q), and after Q was mapped too, as (T Q', P)."""
+    """Map the last axis of a tile (P Q, S) to T, then map Q to Q'. Return both results, (P T, Q) and (T Q', P)."""
     T: tl.constexpr = last.shape[1]
     first = tl.dot(state, last, input_precision=PRECISION).to(state.dtype)
     if MIDDLE:
@@ -181,7 +181,7 @@ def _product(size_a, size_b, size_c):
 
 @triton.jit
 def _pair(h, x, total, PRECISION: tl.constexpr):
-    """Add H' X, of (rows, H) and (rows, X), to a total of some parts, (S, H, X)."""
+    """Add the product H' X of tiles (rows, H) and (rows, X) to a total that is divided into S parts, (S, H, X)."""
     S: tl.constexpr = total.shape[0]
     if S == 1:
         total = tl.dot(tl.trans(h), x, input_precision=PRECISION)[None, :, :] + total
