@@ -1,4 +1,4 @@
-"""The backend interface: the methods that a trainer calls. :mod:`mvrbm.updates.update` defines the update itself.
+"""Base classes that define the backend interface. The update itself is defined in :mod:`mvrbm.updates.update`.
 
 **Divergence.** All backends behave the same way if an update makes a parameter infinite or NaN. They raise
 :class:`~mvrbm.errors.DivergenceError` and leave the state as follows:
@@ -60,18 +60,18 @@ class UpdateBackend(ABC):
 
     @abstractmethod
     def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
-        """Perform one update, like `update`, on a state whose persistent chains are already initialized."""
+        """Perform one update of a state whose persistent chains are already initialized. See :meth:`update`."""
 
     def draw_missing(self, state: TrainState, batch: Batch, steps: int, share: Share = WHOLE) -> Layers:
         """Fill in the missing entries of a batch by sampling from the model with `steps` Gibbs steps."""
         return draw_missing(self.store(state).machine, batch, state.missing_numbers(share), steps)
 
     def store(self, state: TrainState) -> TrainState:
-        """Write parameters, momenta and chains to the state, and return the state."""
+        """Write parameters, momenta and chains to the state and return it."""
         return state
 
     def exact(self) -> dict[str, Tensor]:
-        """Return copies of all arrays that `store` rounds, by name, so that `load` can resume without rounding."""
+        """Return copies, keyed by name, of all arrays that `store` rounds, so that `load` can restore them exactly."""
         return {}
 
     def load(self, state: TrainState) -> None:  # noqa: B027  (optional to override)
@@ -91,7 +91,7 @@ class EpochBackend(ABC):
         Parameters
         ----------
         states : sequence of TrainState
-            The states. Each state resumes the epoch at its own `batch`.
+            The states to update. Each state resumes the epoch at its own `batch`.
         orders : Tensor (states, n_samples)
             Order of the samples for each state.
         stopped : callable
@@ -102,7 +102,7 @@ class EpochBackend(ABC):
     def continues_with(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> bool:
-        """Switch to other states and data if possible, and return whether this succeeded.
+        """Switch to other states and data if possible and return whether this succeeded.
 
         A backend that can be reused keeps its compiled kernels and captured graphs. If this method returns False, a new
         backend is required.
@@ -111,14 +111,14 @@ class EpochBackend(ABC):
 
     @abstractmethod
     def store(self, states: Sequence[TrainState]) -> list[bool]:
-        """Write parameters, momenta and chains to the states, and return whether each state diverged."""
+        """Write parameters, momenta and chains to the states and return whether each state diverged."""
 
     @abstractmethod
     def load(self, states: Sequence[TrainState]) -> None:
         """Load states, for example after a callback has modified them."""
 
     def balance(self, states: Sequence[TrainState]) -> None:
-        """Rescale the factors of each coupling to equal norms, in the backend's own copy of the parameters."""
+        """Rescale the factors of each coupling to equal norms, in the backend's copy of the parameters."""
         for state in states:
             for link in state.machine.links.values():
                 link.balance()

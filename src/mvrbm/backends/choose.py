@@ -1,9 +1,9 @@
 """Table of backends and selection of the fastest one for a training run.
 
-Every backend computes the same updates. `BACKENDS` lists them in order of preference. Each entry has two functions: one
-returns the reason why the backend cannot compute a training run, the other why a later backend in the table is faster.
-:func:`fastest_backend` selects the first backend without such a reason. A backend that the user requests by name only
-has to be able to compute the run.
+All backends compute the same updates. `BACKENDS` lists them in order of preference. Each entry has two functions. One
+returns the reason why the backend does not support a training run, and the other returns the reason why a later backend
+in the table is faster. :func:`fastest_backend` selects the first backend for which both functions return None. If the
+user requests a backend by name, it only has to support the training run.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ def _no_reason(*run: object) -> None:
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """An entry in the table of backends."""
+    """Entry in the table of backends."""
 
     #: One-line summary of what the backend supports.
     summary: str
-    #: Function that returns why the backend cannot compute a training run, or None if it can.
+    #: Function that returns why the backend does not support a training run, or None if it does.
     unsupported_reason: Callable[[UpdateSettings, TrainState, Source], str | None]
     #: Function that builds the backend from the settings, states and sources of one or more machines and the number of
     #: threads.
     build: Builder
     #: Function that returns why a later backend is faster for training a number of machines, or None if the backend is
-    #: the fastest. It is called only for training runs that the backend can compute.
+    #: the fastest. It is called only for training runs that the backend supports.
     slower_reason: Callable[[UpdateSettings, TrainState, Source, int], str | None] = _no_reason
     #: Whether the backend requires a GPU. The automatic choice skips such backends for a machine on a CPU.
     needs_gpu: bool = False
@@ -73,7 +73,7 @@ def _kernels(
     unsupported_reason: Callable[..., str | None],
     slower_reason: Callable[..., str | None] = _no_reason,
 ) -> BackendChoice:
-    """Return the entry for a backend that consists of Triton kernels."""
+    """Return the table entry for a backend that consists of Triton kernels."""
     return BackendChoice(
         summary,
         unsupported_reason,
@@ -85,7 +85,7 @@ def _kernels(
 
 
 def _slower_than_full_matrix(settings: UpdateSettings, state: TrainState, source: Source, models: int) -> str | None:
-    """Return why `full_matrix` is faster than `per_sample` for a training run, or None if it is not."""
+    """Return the reason why `full_matrix` is faster than `per_sample` for a training run, or None if it is not."""
     if full_matrix.unsupported_reason(settings, state, source) is not None:
         return None
     rows = max(settings.recipe.batch_size, settings.negative.n_chains)
@@ -144,14 +144,14 @@ def choose_backend(
     *,
     name: str = "auto",
 ) -> Backend:
-    """Build the backend selected by :func:`choose_entry`. `threads` applies to CPU backends only."""
+    """Build the backend selected by :func:`choose_entry`. `threads` applies only to CPU backends."""
     return choose_entry(settings, states, sources, name=name).build(settings, states, sources, threads)
 
 
 def choose_entry(
     settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source], *, name: str = "auto"
 ) -> BackendChoice:
-    """Select a backend for training one machine, or several machines with the same shapes together.
+    """Select a backend to train one machine, or to train several machines with the same shapes together.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def choose_entry(
     Raises
     ------
     ValueError
-        If the named backend cannot compute the training run, or cannot train several machines together.
+        If the named backend does not support the training run or cannot train several machines together.
     """
     models = len(settings)
     if name == "auto":
@@ -171,9 +171,9 @@ def choose_entry(
     else:
         chosen = check_name(name)
         if (reason := BACKENDS[chosen].unsupported_reason(settings[0], states[0], sources[0])) is not None:
-            raise ValueError(f"backend {chosen!r} cannot compute this training run: {reason}")
+            raise ValueError(f"backend {chosen!r} does not support this training run: {reason}")
     if models > 1 and not BACKENDS[chosen].trains_groups:
-        raise ValueError(f"backend {chosen!r} cannot train {models} machines together: train them one by one")
+        raise ValueError(f"backend {chosen!r} cannot train {models} machines together; train them one at a time")
     return BACKENDS[chosen]
 
 
@@ -198,7 +198,7 @@ def fastest_backend(settings: UpdateSettings, state: TrainState, source: Source,
 def kernel_backend(
     settings: UpdateSettings, state: TrainState, source: Source, models: int, *, name: str = "auto"
 ) -> str | None:
-    """Return the name of the backend for training several machines with the same shapes together, or None.
+    """Return the name of the backend that trains machines with the same shapes together, or None if there is none.
 
     `name` is the backend requested by the user, as in :func:`choose_entry`.
     """
@@ -207,5 +207,5 @@ def kernel_backend(
 
 
 def unsupported_reasons(settings: UpdateSettings, state: TrainState, source: Source) -> dict[str, str | None]:
-    """For each backend, return why it cannot compute a training run, or None if it can."""
+    """Return, for each backend, the reason why it does not support a training run, or None if it does."""
     return {name: each.unsupported_reason(settings, state, source) for name, each in BACKENDS.items()}

@@ -17,7 +17,7 @@ _LARGEST = 2**26
 
 
 class FormedMachine:
-    """A copy of a machine that shares its units, and in which couplings are full matrices where that is faster.
+    """Copy of a machine that shares its units and expands couplings to full matrices where that is faster.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Backend for every machine on a GPU, which replays the operations of the reference backend as CUDA graphs.
+"""GPU backend that supports every machine by replaying the operations of the reference backend as CUDA graphs.
 
 For small arrays, an update consists of dozens of kernel launches, which take most of the time. This backend captures an
 update once and replays it. The data, the sample order, the position in the epoch and the update number all stay on the
@@ -44,7 +44,7 @@ Kind = tuple[int, int]
 
 
 class _DeviceBatches:
-    """Training data on the device, with the sample order and the position in the epoch, which graphs advance."""
+    """Training data on the device, the sample order, and the position in the epoch, which the graphs advance."""
 
     def __init__(self, source: Source, batch_size: int, device: torch.device) -> None:
         n_samples = int(source.n_samples or 0)
@@ -176,7 +176,7 @@ class GraphBackend(EpochBackend):
 
     @property
     def n_captured(self) -> int:
-        """Number of update kinds captured so far."""
+        """Number of kinds of updates captured so far."""
         return sum(graph is not None for graph in self._graphs.values())
 
     def _update(self, state: TrainState, n: int) -> None:
@@ -308,7 +308,7 @@ def tensor_cores() -> Iterator[None]:
 
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
-    """Return why CUDA graphs do not support a training run, or None if they do."""
+    """Return the reason why CUDA graphs do not support a training run, or None if they do."""
     device = state.machine.like.device
     if device.type != "cuda":
         return f"the machine is on {device}"
@@ -316,7 +316,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Sour
 
 
 def not_capturable_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
-    """Return why an update cannot be computed without synchronizing with the host, or None if it can."""
+    """Return the reason why an update has to synchronize with the host, or None if it does not."""
     like = state.machine.like
     if settings.reference:
         return "the reference backend was requested"

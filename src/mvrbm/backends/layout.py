@@ -74,7 +74,7 @@ class LayerLayout:
 
     @property
     def rows(self) -> int:
-        """Number of rows, for a matrix layer."""
+        """Number of rows of a matrix layer."""
         return self.factors[0][2]
 
     @property
@@ -116,7 +116,7 @@ class Layout:
 
     @classmethod
     def of(cls, machine: BoltzmannMachine, rank: int | None = None) -> Layout:
-        """Return the layout for a machine. If `rank` is given, couplings with several factors are padded to it."""
+        """Return the layout for a machine. Couplings with several factors are padded to `rank`, if given."""
         layers = list[LayerLayout]()
         parameters = 0
         states = 0
@@ -133,12 +133,12 @@ class Layout:
 
     @property
     def hidden_rows(self) -> int:
-        """Number of rows, if the hidden layer is a matrix."""
+        """Number of rows of the hidden layer if it is a matrix."""
         return self.hidden_shape[0]
 
     @property
     def hidden_columns(self) -> int:
-        """Number of columns, if the hidden layer is a matrix."""
+        """Number of columns of the hidden layer if it is a matrix."""
         return self.hidden_shape[-1]
 
     @property
@@ -177,7 +177,7 @@ class Layout:
 
 
 def factor_gains(layers: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the gains of all factors in all layers as one list. The values equal `Coupling.gains`."""
+    """Return the gains of all factors in all layers as one list. The values are the same as in `Coupling.gains`."""
     gains = []
     for factors in layers:
         if len(factors) == 1:  # no norms needed: the product over the other factors is empty
@@ -192,7 +192,7 @@ def factor_gains(layers: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def unsupported_reason(
     settings: UpdateSettings, state: TrainState, negatives: tuple[type[NegativePhase], ...] = (CD, PCD)
 ) -> str | None:
-    """Return why a training run cannot be computed in flat form, or None if it can.
+    """Return the reason why a training run cannot be computed in flat form, or None if it can.
 
     `negatives` lists the supported negative phases.
     """
@@ -219,7 +219,7 @@ def unsupported_reason(
 
 
 def not_only_matrices_reason(state: TrainState) -> str | None:
-    """Return why the kernels for matrices and labels do not support a training run, or None if they do."""
+    """Return the reason why the kernels for matrices and labels do not support a training run, or None if they do."""
     centering = state.centering
     if centering is not None and centering.follow_hidden:
         return "the hidden layer is centered"

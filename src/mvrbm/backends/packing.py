@@ -14,7 +14,7 @@ from mvrbm.updates.state import TrainState
 
 
 class Packing:
-    """Converts the parameters and momenta in a state to and from flat vectors.
+    """Converter between the parameters and momenta in a state and flat vectors.
 
     The layout may have a higher rank than the machine. The extra terms are zero and remain zero, because the gradient
     with respect to each factor is proportional to the other factors.
@@ -54,7 +54,7 @@ class Packing:
         self._measure(machine)
 
     def set_inverse_scales(self, inverse_scales: Mapping[str, Tensor]) -> None:
-        """Set the scales 1 / s for the given layers, and recompute the shifts."""
+        """Set the scales 1 / s for the given layers and recompute the shifts."""
         scale, shift = self.affine
         for layer in self.layout.layers:
             if layer.name in inverse_scales:
@@ -177,5 +177,5 @@ def _write(flat: Tensor, parameter: Tensor, scale: Tensor | None) -> None:
 
 
 def _part(flat: Tensor, parameter: Tensor) -> Tensor:
-    """Return the part of a flat parameter, which may be padded to a higher rank, that stores a machine's parameter."""
+    """Return the part of a flat parameter that stores a machine's parameter, without padding to a higher rank."""
     return flat.view(-1)[: parameter.numel()].view(parameter.shape)

@@ -1,4 +1,4 @@
-"""Reference backend, which performs the update in :mod:`mvrbm.updates.update` for every machine on every device.
+"""Reference backend, which performs the update defined in :mod:`mvrbm.updates.update` for any machine on any device.
 
 Gradients are computed from layer statistics, or with autograd if `UpdateSettings.reference` is True.
 """

@@ -188,7 +188,9 @@ def test_batches_of_another_shape_are_errors(shapes):
     run = start(Case({"x": lambda: B((6, 5)), "y": lambda: B(3)}, lambda: B((4, 7)), [1, Dense()]))
     backend = native.NativeBackend(run.settings, run.state, 1)
     batch = dict(zip("xy", map(torch.rand, shapes), strict=True))
-    with pytest.raises(ValueError, match=r"layer '[xy]' needs 9 samples of shape \((6, 5|3,)\), got an array of shape"):
+    with pytest.raises(
+        ValueError, match=r"layer '[xy]' expects 9 samples of shape \((6, 5|3,)\), but got an array of shape"
+    ):
         backend.update(run.state, batch, 1.0, WHOLE)
 
 

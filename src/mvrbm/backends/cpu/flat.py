@@ -26,7 +26,7 @@ from mvrbm.updates.step import fail, first_not_finite
 
 
 class FlatBackend(UpdateBackend):
-    """Base class for backends that update flat parameters."""
+    """Base class for CPU backends that store parameters in a flat vector."""
 
     def __init__(self, settings: UpdateSettings, state: TrainState) -> None:
         like = state.machine.like
@@ -72,6 +72,8 @@ class FlatBackend(UpdateBackend):
     def _contrast(self, batch: Mapping[str, Tensor], rng: RandomSource, of_data: float, of_chain: float) -> None:
         """Advance the chains and compute the gradient of `of_data` * mean F(data) - `of_chain` * mean F(chain).
 
+        Here F is the free energy.
+
         Instead of the gradients for log-variances, this method writes the sums described in
         :meth:`FlatVariances.finish_gradients`. It also writes `of_data` times the mean hidden state for the data to
         `_data_mean`.
@@ -79,7 +81,7 @@ class FlatBackend(UpdateBackend):
 
     @abstractmethod
     def _chain_states(self) -> list[Tensor]:
-        """For each layer, return a view of the persistent chain states, of shape (n, *layer shape)."""
+        """Return a view of the persistent chain states of each layer, of shape (n, *layer shape)."""
 
     def _fail(self, result: StepResult, state: TrainState) -> NoReturn:
         """Restore the parameters from before the step, reset the momenta, and raise DivergenceError."""
@@ -135,7 +137,7 @@ class FlatBackend(UpdateBackend):
         return True
 
     def _exact_views(self, with_chains: bool) -> dict[str, Tensor]:
-        """Return views of all arrays that `store` rounds, by name."""
+        """Return views of all arrays that `store` rounds, keyed by name."""
         arrays = self.arrays
         views = {"params": arrays.params, "momenta": arrays.momenta, "scale": arrays.packing.affine[0]}
         if self._persistent is not None and with_chains:
@@ -144,19 +146,19 @@ class FlatBackend(UpdateBackend):
         return views
 
     def _chains(self) -> Iterator[tuple[str, Tensor]]:
-        """For each layer, yield its name and its persistent chains, of shape (n, *layer shape), in data units."""
+        """Yield the name and the persistent chains of each layer, of shape (n, *layer shape) and in data units."""
         for layer, states in zip(self.arrays.layers, self._chain_states(), strict=True):
             yield layer.layout.name, layer.data_of(states)
 
     def _set_chains(self, chains: Mapping[str, Tensor]) -> None:
-        """Set the persistent chains. The array for each layer has shape (n, *layer shape), in data units."""
+        """Set the persistent chains, given one array of shape (n, *layer shape) per layer, in data units."""
         for layer, states in zip(self.arrays.layers, self._chain_states(), strict=True):
             layer.write_states(chains[layer.layout.name], states)
         self._chains_started = True
 
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | None:
-    """Return why no backend with flat parameters on a CPU can compute a training run, or None if one can."""
+    """Return the reason why no CPU backend with flat parameters supports a training run, or None if one does."""
     device = state.machine.like.device
     if device.type != "cpu":
         return f"the machine is on {device}"

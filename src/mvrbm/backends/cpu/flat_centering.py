@@ -1,4 +1,4 @@
-"""Hidden-layer centering in flat form. Visible offsets are already part of the flat form."""
+"""Hidden-layer centering in the flat form of :mod:`mvrbm.backends.layout`, which already includes visible offsets."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ class FlatCentering:
     Attributes
     ----------
     offset : Tensor (1, *hidden shape)
-        Offset for the hidden layer. The backend sets it in each update, before it calls `apply` and `follow`.
+        Offset for the hidden layer. The backend sets it in each update, before calling `apply` and `follow`.
     """
 
     def __init__(self, arrays: FlatArrays) -> None:
@@ -25,7 +25,7 @@ class FlatCentering:
         self._before: list[Tensor] = []
 
     def apply(self) -> None:
-        """Center the hidden layer in the gradients for the factors by subtracting the contribution of its offset."""
+        """Center the gradients for the factors by subtracting the contribution of the hidden offset."""
         # This also computes the downward products, which the gradients below combine with the upward products.
         self._before = self._negative_fields()
         unused = torch.empty_like(self.offset).view(-1, 1)
@@ -34,12 +34,12 @@ class FlatCentering:
             compute(products.gradients(layer.factor_gradients, add=True))
 
     def follow(self) -> None:
-        """Correct the visible biases after a step for the change in the offset's fields since `apply`."""
+        """Adjust the visible biases after a step to cancel the change in the fields that the offset induces."""
         for layer, old, new in zip(self._layers, self._before, self._negative_fields(), strict=True):
             layer.bias.add_(new - old)
 
     def _negative_fields(self) -> list[Tensor]:
-        """Return minus the field that the offset induces on each visible layer."""
+        """Return the negative of the field that the offset induces on each visible layer."""
         hidden = (-self.offset).reshape(-1, 1)
         fields = [torch.empty_like(layer.bias) for layer in self._layers]
         for layer, products, field in zip(self._layers, self._products, fields, strict=True):

@@ -1,4 +1,4 @@
-"""The recipe's update step on flat parameters, in C if the extension was built and otherwise in PyTorch."""
+"""Update step for flat parameters, computed in C if the extension was built and in PyTorch otherwise."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from mvrbm.validation import all_finite
 
 
 class StepResult(IntEnum):
-    """Whether a step succeeded, or which of its values are not finite. The C code returns the same codes."""
+    """Result of a step, which states whether any values are not finite. The C code uses the same codes."""
 
     FINITE = 0
     GRADIENT_NOT_FINITE = 1
@@ -33,7 +33,7 @@ class _Segment(NamedTuple):
 
 
 class FlatStep:
-    """The update step on flat arrays.
+    """Update step for flat arrays.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class FlatStep:
         self._multiplier.copy_(self._arrays.packing.multiplier)
 
     def make(self, update: int, powers: Mapping[str, Tensor]) -> StepResult:
-        """Perform a step, and overwrite the gradient with the previous parameters.
+        """Perform a step and overwrite the gradient with the previous parameters.
 
         If the gradient is not finite, all arrays remain unchanged.
 
@@ -77,7 +77,7 @@ class FlatStep:
         update : int
             Zero-based update number.
         powers : mapping of str to Tensor
-            Mean squared state of each layer with learned variances, by layer name.
+            Mean squared state of each layer with learned variances, keyed by layer name.
         """
         arrays = self._arrays
         recipe = self._recipe

@@ -10,7 +10,7 @@ from mvrbm.devices import one_thread
 
 
 class FlatVariances:
-    """Gradients for log-variances, and the change of units after each step, in layers that learn their variances."""
+    """Gradients for log-variances, and unit conversions after each step, for layers that learn their variances."""
 
     def __init__(self, arrays: FlatArrays) -> None:
         self._arrays = arrays
@@ -30,7 +30,7 @@ class FlatVariances:
 
     @one_thread()
     def powers(self, batch: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-        """Return this process's contribution to the mean squared state, for each layer with learned variances."""
+        """Return this process's contribution to the mean squared state of each layer with learned variances."""
         found = {}
         for number in self._numbers:
             layer = self._arrays.layers[number]

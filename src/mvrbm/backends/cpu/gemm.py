@@ -1,7 +1,7 @@
 """CPU backend that computes gradients with PyTorch matrix products (see `mode_products`).
 
-This backend computes the same contrast as :func:`mvrbm.updates.gradient.contrast`. However, it reuses the products from
-the hidden fields for the gradient and allocates little memory. It is meant for training runs that the C code does not
+This backend computes the same gradient as :func:`mvrbm.updates.gradient.contrast`, but it reuses products from the
+hidden fields for the gradient and allocates little memory. It is meant for training runs that the C code does not
 support or computes more slowly. On two CPU cores, updates with CD-1 are 1.3 times (rank 1), 2.3 times (rank 4) and 1.9
 times (rank 8) as fast as with the reference backend for arrays of order 3 (16x16x16 -> 10x10x10), and 2.4 times as fast
 for narrow matrices (200x4 -> 20x3). `python -m benchmarks backends --device cpu` measures these times.
@@ -69,7 +69,7 @@ class GemmBackend(FlatBackend):
         self._gradients(data_weight, chain_weight)
 
     def _resize(self, n: int) -> None:
-        """Switch to the buffers for another batch size, and copy the persistent chains."""
+        """Switch to the buffers for another batch size and copy the persistent chains."""
         before = self._sides
         self._sides = self._sides_for(n)
         if self._persistent is not None and self._sides is not before:
@@ -79,19 +79,19 @@ class GemmBackend(FlatBackend):
     # -- chains ---------------------------------------------------------------------------------------
 
     def _compute_field(self, side: Side) -> None:
-        """Compute the hidden field C + sum W X."""
+        """Compute the hidden field: the bias plus the sum of W X over all visible layers."""
         compute(side.up)
         side.hidden_field.add_(self.arrays.hidden_bias.view(-1, 1))
 
     def _hidden_means(self, side: Side, weight: float) -> None:
-        """Write the hidden means times a weight to `side.hidden`."""
+        """Write the hidden means, multiplied by a weight, to `side.hidden`."""
         if self.layout.hidden_gaussian:
             torch.mul(side.hidden_field, weight, out=side.hidden)
         else:
             in_blocks(lambda field, mean: torch.sigmoid(field, out=mean).mul_(weight), side.hidden_field, side.hidden)
 
     def _gibbs_step(self, chain: Side, field: Tensor, rng: RandomSource) -> None:
-        """Sample the hidden layer from its field, then the visible layers, and compute the new hidden field."""
+        """Sample the hidden layer given its field, sample the visible layers, and compute the new hidden field."""
         layout = self.layout
         draw = rng.normal if layout.hidden_gaussian else rng.uniform
         numbers = draw((chain.n, *layout.hidden_shape), field).flatten(1).t()
@@ -104,7 +104,7 @@ class GemmBackend(FlatBackend):
         self._compute_field(chain)
 
     def _draw_visible(self, layer: FlatLayer, states: Tensor, rng: RandomSource) -> None:
-        """Sample a visible layer in place from its fields, of shape (n, area), which exclude the bias."""
+        """Replace the fields on a visible layer, of shape (n, area) and without the bias, with samples of the layer."""
         own = layer.layout
         states = states.view(-1, *own.shape)
         draw = rng.normal if own.gaussian else rng.uniform
@@ -117,7 +117,10 @@ class GemmBackend(FlatBackend):
     # -- the gradient ---------------------------------------------------------------------------------
 
     def _gradients(self, data_weight: float, chain_weight: float) -> None:
-        """Compute the gradient of the weighted sum of -F over data and chains. The hidden means include the weights."""
+        """Compute the gradient of the weighted sum of negative free energies over the data and the chains.
+
+        The hidden means must already be multiplied by the weights.
+        """
         data = self._sides.data
         chain = self._sides.chain
         weights = (data_weight, chain_weight)
@@ -140,9 +143,9 @@ class GemmBackend(FlatBackend):
 
     @one_thread()
     def _sum(self, of_data: Tensor, of_chain: Tensor, weights: tuple[float, float], into: Tensor) -> Tensor:
-        """Write the weighted sum over data and chain samples, each of shape (area, n), to `into`.
+        """Write the weighted sum of two arrays over their samples to `into` and return the contribution of the data.
 
-        Returns the contribution of the data.
+        `of_data` and `of_chain` have shape (area, n), where n may differ.
         """
         data_sum = of_data.sum(1).mul_(weights[0])
         torch.add(data_sum, of_chain.sum(1), alpha=weights[1], out=into.view(-1))
@@ -170,7 +173,7 @@ _DRAWS = {"bernoulli": _draw_bernoulli, "gaussian": _draw_gaussian, "categorical
 
 
 def slower_reason(state: TrainState) -> str | None:
-    """Return why this backend is not much faster than the reference backend for a training run, or None if it is."""
+    """Return the reason why this backend is not much faster than the reference backend, or None if it is."""
     if all(len(layer.factors) == 1 for layer in Layout.of(state.machine).layers):
         return "all of its couplings are dense, so that nearly all time is spent in the same few products"
     return None

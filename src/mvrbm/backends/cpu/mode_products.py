@@ -1,9 +1,9 @@
 """Products of a batch with the factors of a coupling, computed axis by axis as plain matrix products (GEMM).
 
-A visible batch has shape (n, I_1, .., I_D), and a hidden batch has shape (K_1, .., K_D, n). From visible to hidden, the
-last axis is processed first. Each product with a factor removes the last axis and inserts the new axis at the front, so
-that (n, I, J) becomes (L, n, I) and then (K, L, n). From hidden to visible, the order is reversed. No array has to be
-permuted, and the batch axis is part of the longer dimension in every product.
+A visible batch has shape (n, I_1, ..., I_D), and a hidden batch has shape (K_1, ..., K_D, n). From visible to hidden,
+the last axis is processed first. Each product with a factor removes the last axis and inserts the new axis at the
+front, so that (n, I, J) becomes (L, n, I) and then (K, L, n). From hidden to visible, the order is reversed. No array
+has to be permuted, and the batch axis is part of the longer dimension in every product.
 """
 
 import math
@@ -42,7 +42,10 @@ class ModeProducts:
         self._down_operands = [like] * len(shapes)
 
     def up(self, factors: Sequence[Tensor], x: Tensor, out: Tensor, *, add: bool) -> Iterator[Call]:
-        """Write W x for a batch x of shape (n, area) to `out`, of shape (hidden area, n), or add it to `out`."""
+        """Yield calls that compute W x and write it to `out`, or add it to `out` if `add` is True.
+
+        The batch x has shape (n, area), and `out` has shape (hidden area, n).
+        """
         operand = x
         for mode in reversed(range(len(factors))):
             factor = factors[mode]
@@ -64,7 +67,10 @@ class ModeProducts:
             operand = self._ups[mode]
 
     def down(self, factors: Sequence[Tensor], y: Tensor, out: Tensor | None) -> Iterator[Call]:
-        """Write W' y for a batch y of shape (hidden area, n) to `out`, or stop before the last product if None."""
+        """Yield calls that compute W' y for a batch y of shape (hidden area, n) and write it to `out`.
+
+        If `out` is None, the last product is omitted.
+        """
         last = len(factors) - 1
         operand = y
         for mode, factor in enumerate(factors):
@@ -83,9 +89,10 @@ class ModeProducts:
                 yield partial(_times_sum, operand[0].t(), factor, out)
 
     def gradients(self, into: Sequence[Tensor], *, add: bool) -> Iterator[Call]:
-        """Write the gradients of the sum of <y, W x> over the batch to `into`, or add them to `into`.
+        """Yield calls that compute the gradients of the sum of <y, W x> over the batch and write them to `into`.
 
-        x and y are the batches from the last calls to `up` and `down`.
+        If `add` is True, the gradients are added to `into` instead. x and y are the batches from the last calls to `up`
+        and `down`.
         """
         for mode, target in enumerate(into):
             x = self._up_operands[mode]
@@ -104,7 +111,7 @@ def _times_sum(y: Tensor, terms: Tensor, out: Tensor) -> None:
 
 
 class ModeFields:
-    """Fields of a machine computed with mode products, for use in :func:`mvrbm.sampling.gibbs_step`."""
+    """Fields of a machine, computed with mode products for use in :func:`mvrbm.sampling.gibbs_step`."""
 
     def __init__(self, machine: BoltzmannMachine, layout: Layout, n: int) -> None:
         self.layers = machine.layers

@@ -96,14 +96,14 @@ class NativeBackend(flat.FlatBackend):
         return {layout.name: array for layout, array in zip(layers, samples, strict=True)}
 
     def _set_data(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
-        """Pass a batch to the C code, and return its arrays, which must stay alive until the C code has finished."""
+        """Pass a batch to the C code and return its arrays, which must stay alive until the C code has finished."""
         samples = [batch[layout.name].to(self.arrays.params).contiguous() for layout in self.layout.layers]
         n = len(samples[0])
         for layer, layout, array in zip(self._memory.layers, self.layout.layers, samples, strict=True):
             if array.shape != (n, *layout.shape):
                 raise ValueError(
-                    f"layer '{layout.name}' needs {n} samples of shape {layout.shape}, "
-                    f"got an array of shape {tuple(array.shape)}"
+                    f"layer '{layout.name}' expects {n} samples of shape {layout.shape}, "
+                    f"but got an array of shape {tuple(array.shape)}"
                 )
             layer.data = array.data_ptr()
         self._memory.job.n_data = n
@@ -146,12 +146,12 @@ class NativeBackend(flat.FlatBackend):
 
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | None:
-    """Return why this backend cannot compute a training run, or None if it can."""
+    """Return the reason why this backend does not support a training run, or None if it does."""
     code = compiled.library()
     if code is None:
         return "the compiled code is missing"
     if not has_fields_of(code):
-        return "the compiled code belongs to another version: reinstall the package"
+        return "the compiled code belongs to another version; reinstall the package"
     dtype = state.machine.like.dtype
     if dtype != torch.float32:
         return f"its parameters are {dtype}, not torch.float32"
@@ -171,9 +171,9 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | Non
 
 
 def slower_reason(settings: UpdateSettings, state: TrainState) -> str | None:
-    """Return why general matrix products are faster for a training run that the C code supports, or None if not.
+    """Return the reason why general matrix products are faster than the C code, or None if they are not.
 
-    U (K x I) and V (L x J) are the factors for a matrix X.
+    Each term of a coupling maps a matrix X to U X V', where U has shape (K, I) and V has shape (L, J).
     """
     code = compiled.library()
     assert code is not None
@@ -201,6 +201,6 @@ def slower_reason(settings: UpdateSettings, state: TrainState) -> str | None:
 
 
 def _matrices_and_dense(layout: Layout) -> tuple[list[LayerLayout], list[LayerLayout]]:
-    """Return the layers that are matrices with one factor per axis, and all other layers."""
+    """Divide the layers into matrices with one factor per axis and all other layers."""
     matrices = [layer for layer in layout.layers if layer.is_matrix]
     return matrices, [layer for layer in layout.layers if not layer.is_matrix]

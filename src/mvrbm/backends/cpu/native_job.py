@@ -1,4 +1,4 @@
-"""Description of a training run for the C code: C structures and the positions of all arrays in its buffers."""
+"""Description of a training run for the C code: C structures and the positions of all arrays in the buffers."""
 
 import ctypes
 import functools
@@ -75,7 +75,7 @@ class JobMemory:
     arrays : FlatArrays
         Parameters and gradient.
     data_mean : Tensor (*hidden shape)
-        Output for the weighted mean hidden state over the data.
+        Output array for the weighted mean of the hidden states over the data.
     threads : int
         Maximum number of threads.
     pad : int
@@ -154,7 +154,7 @@ class JobMemory:
             layer.shift = own.shift.data_ptr()
 
     def _place(self, layer: Layer, layout: LayerLayout, packed: int, gradient: int) -> tuple[int, int]:
-        """Set the positions of a layer's arrays in the buffers, and return the new buffer lengths."""
+        """Set the positions of a layer's arrays in the buffers and return the new buffer lengths."""
         job = self.job
         K = job.K
         columns = self.padded(layer.J)

@@ -1,4 +1,4 @@
-"""CPU matrix products and elementwise functions with results that do not depend on the number of threads.
+"""CPU matrix products and elementwise functions whose results do not depend on the number of threads.
 
 BLAS divides a product among its threads in ways that change the last bits of sums, and PyTorch computes the last
 entries in each thread's part with different instructions. `matmul_in_blocks` and `in_blocks` therefore divide the work
@@ -78,7 +78,7 @@ def in_blocks(function: Callable[..., object], *tensors: Tensor) -> None:
 
 
 def compute(calls: Iterable[Call]) -> None:
-    """Execute calls in order."""
+    """Execute the calls in order."""
     for call in calls:
         call()
 
@@ -97,7 +97,7 @@ def _cuts(length: int, n_blocks: int) -> list[slice]:
 
 
 def _share(calls: Sequence[Call], threads: int) -> None:
-    """Execute calls on demand in the current thread and up to `threads` - 1 other threads."""
+    """Distribute calls on demand among the current thread and up to `threads` - 1 other threads."""
     waiting = iter(calls)
 
     def work() -> None:
@@ -113,5 +113,5 @@ def _share(calls: Sequence[Call], threads: int) -> None:
 
 @functools.cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Return the thread pool for a process. A forked process does not inherit threads and requires a new pool."""
+    """Return the thread pool of a process. A forked process needs its own pool because it does not inherit threads."""
     return ThreadPoolExecutor(_MOST_THREADS, "mvrbm-products", torch.set_num_threads, (1,))

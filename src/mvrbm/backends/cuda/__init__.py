@@ -11,6 +11,6 @@ Their common base class is in `epochs`. There are three families:
   `full_tempering` with `full_exchange` (tempered chains).
 
 All families share `step_kernels` (update rule), `draws` (means and samples of layers) and `overlap` (overlapping kernel
-launches). `graph_step` is used by :mod:`mvrbm.backends.graph`. Without Triton, only the modules that select and launch
-kernels are imported.
+launches). `graph_step` is used by :mod:`mvrbm.backends.graph`. If Triton is not installed, only the modules that select
+and launch kernels can be imported.
 """

@@ -24,7 +24,7 @@ def mean(field, GAUSSIAN: tl.constexpr):
 
 @triton.jit
 def draw_layer(field, numbers, GAUSSIAN: tl.constexpr):
-    """Sample a layer from its field, including the bias, using normal or uniform random numbers."""
+    """Sample a layer given its field, including the bias, using normal or uniform random numbers."""
     if GAUSSIAN:
         return field + numbers
     # The entry is 1 if the uniform number is below the logistic function. Use the sign bit instead of a comparison,
@@ -67,5 +67,5 @@ def draw_categories(field, numbers, exists, CATEGORIES: tl.constexpr):
 
 @triton.jit
 def site_numbers(key, update, rows, sites, draw, COLUMNS: tl.constexpr):
-    """Return one uniform number per site and row: (n, 1) and (1, w) -> (n, w). Each line has `COLUMNS` sites."""
+    """Return one uniform random number per row and site: (n, 1), (1, w) -> (n, w). Each line has `COLUMNS` sites."""
     return uniform_entries(key, rows, sites // COLUMNS, sites % COLUMNS, update, draw, COLUMNS)

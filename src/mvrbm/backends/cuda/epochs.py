@@ -32,7 +32,7 @@ _UPDATES_UNCHECKED = 5000
 
 @dataclass(frozen=True)
 class RunShape:
-    """The sizes in a training run that buffers and compiled kernels depend on."""
+    """Sizes of a training run, which determine the buffers and the compiled kernels."""
 
     models: int
     n_samples: int
@@ -69,7 +69,7 @@ class RunShape:
 
     @property
     def n_coldest(self) -> int:
-        """Number of chains at the lowest temperature, which represent the model. They come last."""
+        """Number of chains at the lowest temperature. These chains represent the model and come last."""
         return self.n_chains // self.temperatures
 
     @property
@@ -87,7 +87,7 @@ class RunShape:
         return min(self.batch_size, self.n_samples - batch * self.batch_size)
 
     def batch_of_chains(self, rows: Tensor) -> Tensor:
-        """Return the initial row for each chain. Rows are repeated as needed and are the same at all temperatures."""
+        """Assign a row to each chain. Rows are repeated as needed and are the same at all temperatures."""
         return rows[torch.arange(self.n_chains, device=rows.device) % self.n_coldest % len(rows)]
 
 
@@ -155,12 +155,12 @@ class KernelBackend(EpochBackend):
 
     @abstractmethod
     def load_run(self, states: Sequence[TrainState], sources: Sequence[Source]) -> None:
-        """Copy a training run's data, scales and other inputs into the buffers, except for the states."""
+        """Copy the inputs of a training run, such as data and scales but not the states, into the buffers."""
 
     def continues_with(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> bool:
-        """Reuse the buffers and graphs for other data and states if the signatures match. Return whether they do."""
+        """Reuse the buffers and graphs for other data and states if possible and return whether this succeeded."""
         if [one.recipe for one in settings] != self._recipes:
             return False
         for one, source in zip(settings, sources, strict=True):
@@ -172,7 +172,7 @@ class KernelBackend(EpochBackend):
         return True
 
     def begin(self, states: Sequence[TrainState], sources: Sequence[Source]) -> None:
-        """Copy a training run into the buffers."""
+        """Copy the data and states of a training run into the buffers."""
         self.load_run(states, sources)
         self.load(states)
         self._check(states)
@@ -203,7 +203,7 @@ class KernelBackend(EpochBackend):
         """Return which models have non-finite parameters.
 
         If there is a single model, restore its state from the last check and raise `DivergenceError`. If there are
-        several models, models that diverged keep their parameters.
+        several models, the parameters of diverged models are left unchanged.
         """
         self._unchecked = 0
         finite = torch.isfinite(self.params).all(1).tolist()
@@ -228,7 +228,7 @@ class KernelBackend(EpochBackend):
 
     @abstractmethod
     def chain_data(self, number: int) -> dict[str, Tensor]:
-        """Return a model's chains in data units, in the shapes used in states."""
+        """Return a model's chains in data units and with the shapes used in a state."""
 
     @abstractmethod
     def set_chains(self, number: int, data: Mapping[str, Tensor]) -> None:
@@ -267,7 +267,10 @@ class KernelBackend(EpochBackend):
         """Compute `count` updates, starting at batch `first` of the epoch. The first update has number `update`."""
 
     def replay(self, key: Hashable, launch: Callable[[int], None], count: int) -> None:
-        """Launch `count` updates. On a GPU, replay the graph with this key, which the first call captures."""
+        """Launch `count` updates.
+
+        On a GPU, the first call with a given key captures a graph, and every call replays it.
+        """
         if self._graphed and key not in self._graphs:
             # Compile the kernels before the capture, and restore the buffers that this run modifies.
             kept = self._snapshot()
@@ -301,21 +304,21 @@ def launches_overlap(device: torch.device) -> bool:
 
 
 def power_of_two(size: int) -> int:
-    """Return a size rounded up to a power of two."""
+    """Round a size up to a power of two."""
     return 1 << (size - 1).bit_length()
 
 
 def default_precision(machine: BoltzmannMachine) -> str:
-    """Return the precision for products: 16 bits if no units are Gaussian, because states are then at most 1."""
+    """Return the default precision of products, which is 16 bits if no units are Gaussian and states are at most 1."""
     return "tf32" if any(unit.gaussian for unit in (machine.hidden, *machine.layers.values())) else "fp16"
 
 
 def unsupported_reason(
     settings: UpdateSettings, state: TrainState, source: Source, *, masked: bool = False
 ) -> str | None:
-    """Return why no Triton backend supports a training run, or None if some backend may support it.
+    """Return the reason why no Triton backend supports a training run, or None if one may support it.
 
-    `masked` indicates whether the backend in question can sample missing entries.
+    `masked` indicates whether the backend can sample missing entries.
     """
     like = state.machine.like
     if like.dtype != torch.float32:

@@ -25,7 +25,7 @@ _ALIGNMENT = 16
 
 
 class TransposedPacking(Packing):
-    """A packing with transposed label weights, of shape (classes, hidden units), so that each class is contiguous."""
+    """Packing with transposed label weights, of shape (classes, hidden units). Each class has contiguous weights."""
 
     def __init__(self, state: TrainState, layout: Layout, *, normalized: bool) -> None:
         super().__init__(state, layout, normalized=normalized)
@@ -47,7 +47,7 @@ class TransposedPacking(Packing):
         super().unpack(state, params, momenta)
 
     def _label_weights(self, *arrays: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """Yield each label's weights in the flat arrays, and its number of classes."""
+        """Yield each label's weights in the flat arrays and its number of classes."""
         for label in self._labels:
             for array in arrays:
                 yield array[label.parameters_at :][: self._hidden_area * label.area], label.area
@@ -121,7 +121,7 @@ class SampleData:
         return cls(arrays, labels, scale, shift)
 
     def load(self, signature: FlatSignature, sources: Sequence[Source], packings: Sequence[Packing]) -> None:
-        """Copy the data to the device, keeping byte data as bytes. Data shared by all models is copied only once."""
+        """Copy the data to the device without converting uint8 data. Data shared by all models is copied only once."""
         machine = sources[0].machine
         copies = sources[:1] if signature.run.shared_data else sources
         for layer, array in zip(signature.layout.layers, self.arrays, strict=True):
@@ -140,7 +140,7 @@ class SampleData:
 
 @dataclass(frozen=True)
 class FlatBuffers:
-    """Parameters and all other buffers for steps, on the device. Consecutive models are `stride` elements apart."""
+    """Device buffers for the parameters and the update step. Consecutive models are `stride` elements apart."""
 
     stride: int
     # A launch may read one set of parameters and write the other. Between launches, the first set is current.
@@ -191,7 +191,7 @@ class FlatBuffers:
 
 
 class FlatBackend(KernelBackend):
-    """Base class for backends with one program per sample. Gradients are accumulated in memory.
+    """Base class for backends with one program per sample, which accumulate gradients in global memory.
 
     The precision of matrix products is "fp16", "tf32", "tf32x3" or "ieee". "fp16" and "tf32" use tensor cores, with
     operands of 11 significant bits and sums in float32. States above 65,504 cannot be represented in fp16. "ieee" is
@@ -221,7 +221,7 @@ class FlatBackend(KernelBackend):
 
     @abstractmethod
     def allocate(self) -> FlatBuffers:
-        """Choose the launch settings for the kernels, and allocate matching buffers."""
+        """Choose the launch settings for the kernels and allocate matching buffers."""
 
     def signature_of(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
@@ -303,7 +303,7 @@ class FlatBackend(KernelBackend):
         return {"launch_pdl": True} if self._overlapping else {}
 
     def find_sizes(self, layer: LayerLayout) -> None:
-        """Compute the largest entry of each factor in a layer, as later steps do."""
+        """Compute the largest absolute entry of each factor in a layer. Later steps keep these values up to date."""
         sizes = self._buffers.sizes
         sizes.zero_()
         start = layer.parameters_at
@@ -313,7 +313,7 @@ class FlatBackend(KernelBackend):
             start = end
 
     def launch_step(self, turn: int, batch: int) -> None:
-        """Launch the step for a batch, using the buffers of launch `turn`, and write the first set of parameters."""
+        """Launch the step for a batch with the buffers of launch `turn`. The result is the first set of parameters."""
         from mvrbm.backends.cuda.step_kernels import apply
 
         buffers = self._buffers
@@ -330,10 +330,10 @@ class FlatBackend(KernelBackend):
 
 
 def n_factors(layout: Layout) -> int:
-    """Return the number of factors with gains. Label weights have none."""
+    """Return the number of factors that have a gain. Label weights have no gain."""
     return sum(len(layer.factors) for layer in layout.layers if not layer.is_label)
 
 
 def tile_of(size: int) -> int:
-    """Return the smallest valid tile size for a product (a power of two) that is at least the size of the axis."""
+    """Return the smallest power of two that is a valid tile size for products and not smaller than the axis."""
     return max(16, power_of_two(size))

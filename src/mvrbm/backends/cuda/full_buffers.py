@@ -129,7 +129,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class FullParameters:
-    """Parameters and all other buffers for steps. Consecutive models are `stride` elements apart.
+    """Buffers for the parameters and the update step. Consecutive models are `stride` elements apart.
 
     An update reads one set of parameters and writes the other. Between series of updates, the first set is current.
     """
@@ -306,21 +306,21 @@ class FullLaunch:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options for launches without large products, which start before the previous launch has finished.
+        """Options for kernels without large products, which start before the previous launch has finished.
 
-        Large products would compete with the previous launch for multiprocessors. They start once the programs of that
-        launch only have to write their results.
+        Large products would compete with the previous launch for multiprocessors. They start when the programs of that
+        launch have only their results left to write.
         """
         return {"PDL": True, "launch_pdl": True} if self.overlapping else {"PDL": False}
 
     @property
     def product_options(self) -> dict[str, Any]:
-        """Options for products with batches."""
+        """Launch options for kernels that compute products with batches."""
         return {"BK": TILE, "num_warps": 4, "num_stages": 4, **self.options}
 
 
 def tile_of(rows: int, columns: int, models: int, processors: int) -> tuple[int, int]:
-    """Return the largest tile size that yields enough tiles to keep all multiprocessors busy, or the smallest one."""
+    """Return the largest tile size with enough tiles to keep all multiprocessors busy, or the smallest tile size."""
     for tile in ((64, 64), (64, 32)):
         if -(-rows // tile[0]) * -(-columns // tile[1]) * models >= _BUSY * processors:
             return tile

@@ -39,9 +39,9 @@ def turn_of(turns, clock, batch, gibbs_step, STEPS: tl.constexpr):
 
 @triton.jit
 def exchanges_before(gibbs_step, turn, TEMPERATURES: tl.constexpr):
-    """Return the number of exchanges in an update that precede a step. Each exchange uses one draw.
+    """Return the number of exchanges that precede a step of an update. Each exchange uses one draw.
 
-    With two temperatures, there is a pair only at every second turn.
+    With two temperatures, there is a pair to exchange only in every second step.
     """
     if TEMPERATURES > 2:  # noqa: SIM108  (a compile-time branch)
         count = gibbs_step
@@ -92,7 +92,7 @@ def exchange(
 ):  # fmt: skip
     """Exchange the states of pairs of temperatures according to the Metropolis rule.
 
-    After the last step (`LAST`), copy the coldest chains and, if `SUMMED`, sum them.
+    After the last step (`LAST`), copy the coldest chains. If `SUMMED` is set, also sum them.
 
     Each program has a single warp, so that all threads have read the differences before a thread resets them to zero.
     """

@@ -75,7 +75,7 @@ def gather(
     data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, N: tl.constexpr,
     ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr, CENTERED: tl.constexpr,
 ):  # fmt: skip
-    """Copy the samples of batch `batch` to the first rows of the states, and sum them if layers are centered."""
+    """Copy the samples of a batch to the first rows of the states, and sum them if layers are centered."""
     copy_batch(
         data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tl.program_id(0),
         tl.program_id(1), N, ALL_ROWS, VISIBLE, BG, CENTERED,
@@ -117,8 +117,9 @@ def upwards(
     """Compute means or samples of the hidden layer for tiles of states, starting at `FIRST_TILE`.
 
     Rows from `CHAINS_AT` onward are chains. Means are written to the rows of their states, and samples are written to
-    `samples`. If `SUMMED`, means are also summed. With several `TEMPERATURES`, each chain has its own temperature.
-    If `COMPARE`, the kernel instead adds the change in free energy that an exchange would cause to `differences`.
+    `samples`. If `SUMMED` is set, means are also summed. With several `TEMPERATURES`, each chain has its own
+    temperature. If `COMPARE` is set, the kernel instead computes the change in free energy that an exchange would cause
+    and adds it to `differences`.
     """
     tile_m, tile_n, model = tl.program_id(0) + FIRST_TILE, tl.program_id(1), tl.program_id(2)
     of_data = tile_m * BM < CHAINS_AT
@@ -172,14 +173,14 @@ def upwards(
 
 @triton.jit
 def unit_exists(units, UNITS: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr):
-    """Return which columns of the hidden layer are units instead of padding."""
+    """Return which columns of the hidden layer are units rather than padding."""
     return (units < UNITS) & (units % HIDDEN_PITCH < L)
 
 
 @triton.jit
 def _draw_pairs(field, key, update, draw, rows, column, PITCH_: tl.constexpr, COLUMNS_: tl.constexpr,
                 GAUSSIAN: tl.constexpr):  # fmt: skip
-    """Sample a tile of a layer from its field, including the bias. `column` is the first column of each pair."""
+    """Sample a tile of a layer given its field, including the bias. `column` is the first column of each pair."""
     line, pair = (column // PITCH_)[None, :], (column % PITCH_ // 2)[None, :]
     if GAUSSIAN:
         numbers = normal_pairs(key, rows[:, None], line, pair, update, draw, COLUMNS_)
@@ -197,11 +198,12 @@ def downwards(
     VARIES: tl.constexpr, FILL: tl.constexpr, START: tl.constexpr, TEMPERATURES: tl.constexpr, STEPS: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Sample all visible layers of the chains, given samples of the hidden layer. If `SUMMED`, sum the results.
+    """Sample all visible layers of the chains given samples of the hidden layer.
 
-    If `FILL`, sample the missing entries in the data instead. If `START`, do so without the hidden layer. With several
-    `TEMPERATURES`, each chain is sampled at its temperature, and the kernel adds the visible layers' contribution to
-    `differences`. `draw` is the draw number for the first layer.
+    If `SUMMED` is set, the samples are also summed. If `FILL` is set, the kernel samples the missing entries in the
+    data instead, and if `START` is set too, it samples them without the hidden layer. With several `TEMPERATURES`, each
+    chain is sampled at its temperature, and the kernel adds the visible layers' contribution to `differences`. `draw`
+    is the draw number for the first layer.
     """
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = tile_m * BM + tl.arange(0, BM)
@@ -280,9 +282,9 @@ def gradients(
 ):  # fmt: skip
     r"""Compute the gradients for biases and full matrices: the mean over chains minus the mean over data.
 
-    If `CENTERED`, the gradient for the matrices is :math:`G - s_h \mu^\top - \lambda s^\top`, where s and :math:`s_h`
-    are the gradients for the biases, :math:`\mu` is the center, and :math:`\lambda` is the hidden offset. If `FOLLOWS`,
-    the hidden offset is a running mean over the data.
+    If `CENTERED` is set, the gradient for the matrices is :math:`G - s_h \mu^\top - \lambda s^\top`, where s and
+    :math:`s_h` are the gradients for the biases, :math:`\mu` is the center, and :math:`\lambda` is the hidden offset.
+    If `FOLLOWS` is set, the hidden offset is a running mean over the data.
     """
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     units = tile_m * BM + tl.arange(0, BM)
@@ -352,7 +354,7 @@ def gradients(
 def matrix_at(
     units, i, j, RANK_: tl.constexpr, I: tl.constexpr, J: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr
 ):  # fmt: skip
-    """Return the positions of a full matrix's gradient entries: (K I, L J) if there are factors, or (H, I J)."""
+    """Return the positions of a full matrix's gradient: (K * I, L * J) with factors, or (H, I * J) without."""
     k, l = units // HIDDEN_PITCH, units % HIDDEN_PITCH
     if RANK_ > 0:
         return ((k * I * L + l) * J)[:, None] + (i * (L * J) + j)[None, :]

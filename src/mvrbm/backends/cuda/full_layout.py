@@ -177,7 +177,7 @@ class FullLayout:
         return self.variances + (self.visible if self.varies else 0)
 
     def full_at(self, layer: FullLayer) -> int:
-        """Return the position of a dense coupling's matrix, or of the full-matrix gradient if there are factors."""
+        """Return the position of a dense coupling's matrix, or of a factored coupling's full-matrix gradient."""
         return self.size + layer.scratch_at if layer.rank else layer.parameters_at
 
     def hidden_places(self) -> Tensor:
@@ -190,23 +190,23 @@ def _grid(rows: int, columns: int, pitch: int) -> Tensor:
 
 
 def padded(size: int, tile: int = TILE) -> int:
-    """Return a size rounded up to a multiple of the tile size."""
+    """Round a size up to a multiple of the tile size."""
     return -(-size // tile) * tile
 
 
 def even(size: int) -> int:
-    """Return a size rounded up to an even number."""
+    """Round a size up to an even number."""
     return size + size % 2
 
 
 def factor_rank(link: Coupling) -> int:
-    """Return the number of terms in a coupling that is a sum of two-factor Kronecker products, or 0 otherwise."""
+    """Return the number of terms in a sum of two-factor Kronecker products, or 0 for any other coupling."""
     factors = link.matrix_factors()
     return 0 if factors is None else len(factors[0])
 
 
 class FullPacking:
-    """Converts the parameters and momenta in a state to and from the flat form.
+    """Converter between the parameters and momenta in a state and the flat form.
 
     The layout may have a higher rank than the machine. The extra terms are zero and remain zero.
     """
@@ -236,7 +236,7 @@ class FullPacking:
         return self._scales[f"visible.{layer}.bias"]
 
     def multiplier(self, like: Tensor, normalized: bool) -> Tensor:
-        """Return the flat multipliers applied to gradients before a step (see :attr:`layout.Packing.multiplier`)."""
+        """Return the flat multipliers applied to gradients before a step (see :mod:`mvrbm.backends.packing`)."""
         flat = torch.ones_like(like)
         for name, scale in self._scales.items():
             flat[self._places[name]] = torch.ones_like(scale) if normalized else scale**2

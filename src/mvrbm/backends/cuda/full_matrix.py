@@ -182,7 +182,7 @@ class FullMatrixBackend(KernelBackend):
         self._launch_build()
 
     def _factor_sizes(self, layer: FullLayer) -> tuple[int, int]:
-        """Return the numbers of entries, K I and L J, in the two factors of one Kronecker product."""
+        """Return the numbers of entries, K * I and L * J, in the two factors of one Kronecker product."""
         return self.layout.hidden_rows * layer.rows, self.layout.hidden_columns * layer.columns
 
     def chain_data(self, number: int) -> dict[str, Tensor]:
@@ -246,7 +246,7 @@ class FullMatrixBackend(KernelBackend):
 
     @property
     def _strides(self) -> tuple[int, int]:
-        """Strides, in samples, between the orders and between the data of consecutive models."""
+        """Strides between the sample orders and between the data of consecutive models, in samples."""
         return self.n_samples, 0 if self.run.shared_data else self.n_samples
 
     def _launch_update(self, batch: int, n_valid: int, n_next: int) -> None:
@@ -439,7 +439,7 @@ class FullMatrixBackend(KernelBackend):
         )  # fmt: skip
 
     def _launch_build(self, batch: int = 0, n_next: int = 0, *, step: bool = False) -> None:
-        """Launch the kernel that performs a step if `step`, forms the full matrices and copies the next batch."""
+        """Launch the kernel that forms the full matrices and copies the next batch, after a step if `step` is True."""
         from mvrbm.backends.cuda.full_step import build
 
         layout = self.layout
@@ -479,7 +479,7 @@ class FullMatrixBackend(KernelBackend):
 
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
-    """Return why the kernels do not support a training run, or None if they do."""
+    """Return the reason why the kernels do not support a training run, or None if they do."""
     reason = epochs.unsupported_reason(
         settings, state, source, masked=FullMatrixBackend.draws_missing
     ) or flat.unsupported_reason(settings, state, (CD, PCD, TemperedPCD))
@@ -512,7 +512,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Sour
 
 
 def _tempering_unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | None:
-    """Return why tempered chains are not supported or slower than with CUDA graphs, or None if they are fast."""
+    """Return the reason why this backend is unsuitable for tempered chains, or None if it is suitable."""
     machine = state.machine
     if machine.hidden.gaussian or any(unit.gaussian for unit in machine.layers.values()):
         return "its chains are tempered, and a layer is Gaussian"
@@ -527,7 +527,7 @@ def _tempering_unsupported_reason(settings: UpdateSettings, state: TrainState) -
 
 
 def too_large_reason(layout: FullLayout, source: Source, device: torch.device) -> str | None:
-    """Return an explanation if the data is too large to be stored as operands, or None if it fits."""
+    """Return the reason why the data is too large to be stored as operands, or None if it fits."""
     masked = bool(source.with_masks[1]) or source.nan_is_missing  # masks take one byte per entry
     size = (4 + masked) * layout.visible * int(source.n_samples or 0)
     if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[1]:

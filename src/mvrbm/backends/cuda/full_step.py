@@ -35,7 +35,7 @@ def contract(
     LJ: tl.constexpr, R: tl.constexpr, RANKS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add the gradients for U (R, K I) and V (R, L J), given the gradient for their product (K I, L J)."""
+    """Add the gradients for U (R, K * I) and V (R, L * J), given the gradient for their product (K * I, L * J)."""
     model = tl.program_id(2).to(tl.int64)
     a = tl.program_id(0) * BM + tl.arange(0, BM)
     b = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -69,11 +69,11 @@ def build(
 ):  # fmt: skip
     """Perform the step of an update, form the full matrices of all couplings as operands, and copy the next batch.
 
-    If `STEP`, every program performs the step for the parameters that it requires. The first program that requires a
-    parameter writes the result to `new_weights` and `new_momenta`, and sets `cleared` (the next gradient) to zero.
-    Other programs still read the old values. The norms of the new factors are written to `new_gains`. The next batch
-    has number `batch` and `n_next` samples. If `n_next` is zero, there is no next batch. The kernel also resets the
-    sums over hidden means and chains to zero.
+    If `STEP` is set, every program performs the step for the parameters that it requires. The first program that
+    requires a parameter writes the result to `new_weights` and `new_momenta`, and sets `cleared` (the next gradient) to
+    zero. Other programs still read the old values. The norms of the new factors are written to `new_gains`. The next
+    batch has number `batch` and `n_next` samples. If `n_next` is zero, there is no next batch. The kernel also resets
+    the sums over hidden means and chains to zero.
     """
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
     weight += model * HIDDEN * VISIBLE
@@ -175,7 +175,7 @@ def _after_step(
     weights, momenta, gradient, multiplier, at, inside, gains, power, rate, keep, decay, STEP: tl.constexpr,
     NORMALIZED: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """Return parameters and momenta, after a step with the gradient divided by its gain if `STEP`."""
+    """Return parameters and momenta. If `STEP` is set, first perform a step with the gradient divided by its gain."""
     scale = 1.0
     if STEP:
         scale = tl.load(multiplier + at, mask=inside, other=0.0) / power
@@ -190,7 +190,7 @@ def compensate(
     UNITS: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, FOLLOWS: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Correct the biases for the change in the offsets' fields caused by the step in the matrices."""
+    """Correct the biases for the change in the fields of the offsets caused by a step in the matrices."""
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     units, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
     at = (model.to(tl.int64) * HIDDEN + units[:, None]) * VISIBLE + columns[None, :]

@@ -1,4 +1,4 @@
-"""Parallel tempering for the `full_matrix` backend: buffers and launches.
+"""Buffers and kernel launches for parallel tempering in the `full_matrix` backend.
 
 Tempering adds two launches per update and two per Gibbs step of the chains. The kernels are in `full_exchange`.
 """
@@ -53,7 +53,7 @@ class TemperingBuffers:
 
 
 class Tempering:
-    """Loading, storing and exchanging of chains at several temperatures."""
+    """Chains at several temperatures and the launches that exchange their states."""
 
     def __init__(self, signature: FullSignature, launch: FullLaunch, device: torch.device) -> None:
         self.buffers = TemperingBuffers.allocate(signature, device)
@@ -95,7 +95,7 @@ class Tempering:
     def launch_exchange(
         self, states: FullStates, parameters: FullParameters, keys: Tensor, batch: int, step: int, draw: int
     ) -> None:
-        """Launch the exchange after a Gibbs step. `draw` is its draw number if no exchange precedes it."""
+        """Launch the exchange after a Gibbs step. `draw` is its draw number if no other exchange precedes it."""
         from mvrbm.backends.cuda.full_exchange import exchange
 
         run = self._signature.run

@@ -38,7 +38,7 @@ def vary(
     L: tl.constexpr, HIDDEN_PITCH: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr,
     VARIANCES: tl.constexpr, LAYERS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Perform the step for log-variances, and compute the ratios and each column's contribution to the power."""
+    """Perform the step for log-variances, then compute the ratios and each column's contribution to the power."""
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
     columns = program * GATHERED + tl.arange(0, GATHERED)
     _, rate, keep, _ = rates_of(rates, model, clock, batch)
@@ -85,7 +85,7 @@ def vary(
 
 @triton.jit
 def _moments(states, columns, mu, n, VISIBLE: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr):
-    """For the given columns, return the sums of the deviations and squared deviations over the first n rows."""
+    """Return the sums of the deviations and squared deviations over the first n rows of the given columns."""
     total, squares = tl.zeros([GATHERED], tl.float32), tl.zeros([GATHERED], tl.float32)
     for row in range(0, MOST, BLOCK):
         rows = row + tl.arange(0, BLOCK)

@@ -1,7 +1,8 @@
 """Update step in two kernel launches, for the CUDA graphs in :mod:`mvrbm.backends.graph`.
 
-PyTorch requires about thirty launches for the same step: learning rates, momentum, weight decay, the check that all
-parameters are finite, and restoring the parameters if they are not. The update rule is in `step_kernels`.
+PyTorch requires about thirty launches for the same step, which computes the learning rates, applies momentum and weight
+decay, checks that all parameters are finite, and restores the parameters if they are not. The update rule is in
+`step_kernels`.
 """
 
 # mypy: ignore-errors
@@ -58,7 +59,7 @@ def _propose(
 def _accept(
     params, proposed, n_not_finite, failed, clock, SIZES: tl.constexpr, FIRST_BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Accept the proposed parameters and advance the clock, or set `failed` if an entry is not finite."""
+    """Accept the proposed parameters and increment the update number, or set `failed` if any entry is not finite."""
     program = tl.program_id(0)
     within = tl.arange(0, BLOCK)
     n_all = 0
@@ -100,12 +101,12 @@ class FusedStep:
         self._failed = torch.zeros((), dtype=torch.int32, device=device)
 
     def reset(self) -> None:
-        """Clear the failure flags, so that steps take effect again."""
+        """Clear the failure flags so that steps take effect again."""
         self.n_not_finite.zero_()
         self._failed.zero_()
 
     def make(self, gradient: Mapping[str, Tensor], weight: float) -> None:
-        """Perform a step with a normalized gradient, multiplied by a weight, and advance the clock."""
+        """Perform a step with a normalized gradient, multiplied by `weight`, and increment the update number."""
         gradients = tuple(gradient[name].contiguous() for name in self._names)
         grid = (self._first_blocks[-1],)
         constants = {"SIZES": self._sizes, "FIRST_BLOCKS": self._first_blocks, "BLOCK": _BLOCK}

@@ -1,7 +1,7 @@
 """GPU backend for small matrices, with one program per sample and one or two launches per update.
 
-It supports a single visible matrix layer up to 64 wide with a coupling of rank 1 to 8, and optionally a label. Several
-machines with the same shapes can be trained together. The kernels are in `per_sample_kernels`.
+It supports a single visible layer of matrices up to 64 wide, with a coupling of rank 1 to 8, and optionally a label.
+Several machines with the same shapes can be trained together. The kernels are in `per_sample_kernels`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class PerSampleBackend(FlatBackend):
             self.launch_step(count, first + count - 1)
 
     def _launch_small(self, number: int, batch: int) -> None:
-        """Launch update `number` of a series. With late steps, also perform the step of the previous update."""
+        """Launch update `number` of a series. If steps are delayed, also perform the step of the previous update."""
         from mvrbm.backends.cuda.per_sample_kernels import small_step
 
         launch = self._launch
@@ -195,7 +195,7 @@ def matrix_and_label(layout: Layout) -> tuple[LayerLayout, LayerLayout | None]:
 
 
 def too_large_reason(layout: Layout, halves: bool, device: torch.device) -> str | None:
-    """Return why a sample and its products do not fit into a program, or None if they fit.
+    """Return the reason why a sample and its products do not fit into a program, or None if they fit.
 
     Each program processes one matrix and at most one label. If `halves` is True, operands have 16 bits.
     """
@@ -244,7 +244,7 @@ def fewest_waves(rows: int, models: int, at_a_time: int) -> int:
 
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
-    """Return why the kernels do not support a training run, or None if they do."""
+    """Return the reason why the kernels do not support a training run, or None if they do."""
     reason = (
         epochs.unsupported_reason(settings, state, source)
         or flat.unsupported_reason(settings, state)
@@ -257,7 +257,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Sour
 
 
 def slower_reason(layout: Layout, rows: int, models: int, processors: int) -> str | None:
-    """Return why products with full matrices are faster, or None if they are not.
+    """Return the reason why products with full matrices are faster, or None if they are not.
 
     Each of `models` machines has `rows` samples or chains per update. Times are in microseconds, measured on an H200.
     With one program per sample, the time grows with the rank and with the number of programs that each multiprocessor

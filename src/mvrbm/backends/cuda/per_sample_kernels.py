@@ -12,9 +12,9 @@ identity (see :mod:`mvrbm.backends.layout`).
 
 A launch processes batch number `batch` of an epoch. `PDL` is described in :mod:`mvrbm.backends.cuda.overlap`.
 
-`stacked_step` stores the ranks side by side, so that the sum over ranks is part of a product:
-:math:`\sum_r U_r X V_r^\top` is one product of :math:`X^\top` with all :math:`U_r^\top`, (I, R K), and one of the
-result with all :math:`V_r`, (L, R J), transposed. The same form is used in the downward direction, where V comes first,
+`stacked_step` stores the ranks side by side, so that the sum over ranks is part of a product: :math:`\sum_r U_r X
+V_r^\top` is one product of :math:`X^\top` with all :math:`U_r^\top`, of shape (I, R * K), and one of the result with
+all :math:`V_r`, of shape (L, R * J), transposed. The same form is used in the downward direction, where V comes first,
 and for the gradient.
 
 A label is a second visible layer with a single categorical variable, coupled by a full matrix. Here, that matrix has
@@ -50,7 +50,7 @@ FIRST = tl.constexpr(5)
 @triton.jit
 def load_sample(data, order, scales, shifts, i, n_valid, at, inside, AREA: tl.constexpr, BYTE_SCALE: tl.constexpr,
                 GAUSSIAN: tl.constexpr):  # fmt: skip
-    """Return the state of sample i in a batch, its statistic relative to the offset, or zeros after the last sample."""
+    """Return the statistic of sample i in a batch relative to the offset, or zeros after the last sample."""
     if i < n_valid:
         row = tl.load(order + i).to(tl.int64)
         x = tl.load(data + row * AREA + at, mask=inside, other=0).to(tl.float32) * BYTE_SCALE
@@ -79,8 +79,8 @@ def small_step(
 
     Program (p, s) processes `SAMPLES` samples of model s sequentially and accumulates their gradient in registers.
 
-    If `PENDING`, every program first performs the step for the previous batch, using `weights`, `momenta` and the
-    gradient `pending`. The last programs along the first axis (at most two `KEEPERS`) do not process samples. They
+    If `PENDING` is set, every program first performs the step for the previous batch, using `weights`, `momenta` and
+    the gradient `pending`. The last programs along the first axis (at most two `KEEPERS`) do not process samples. They
     write the result of that step to `new_weights` and `new_momenta`, set the next launch's gradient `cleared` to zero,
     and compute the gains for normalized steps. The first keeper writes U and the visible bias, and the last keeper
     writes V and the hidden bias. The results are written to separate buffers because other programs still read the old
@@ -249,21 +249,21 @@ def both_sizes(size_u, size_v):
 
 @triton.jit
 def _up(x_t, u, v, size, field, PRECISION: tl.constexpr):
-    """Return V X', and the hidden field plus U X V', from X transposed."""
+    """Return V X' and the hidden field plus U X V', given X transposed."""
     half = tl.dot(v, x_t, input_precision=PRECISION).to(v.dtype)  # (L, I)
     return half, field + size * tl.dot(u, tl.trans(half), input_precision=PRECISION)
 
 
 @triton.jit
 def _down(y_t, u, v, size, field, PRECISION: tl.constexpr):
-    """Return the visible field plus U' Y V, from Y transposed."""
+    """Return the visible field plus U' Y V, given Y transposed."""
     half = tl.trans(tl.dot(tl.trans(v), y_t, input_precision=PRECISION)).to(v.dtype)  # Y V, (K, J)
     return field + size * tl.dot(tl.trans(u), half, input_precision=PRECISION)
 
 
 @triton.jit
 def _add_slopes(x, h, half, u, grad_u, grad_v, PRECISION: tl.constexpr):
-    """Add the gradients of U, H (V X'), where `half` is V X', and of V, (H' U) X."""
+    """Add the gradient H (V X') for U and the gradient (H' U) X for V. `half` is V X'."""
     h = h.to(u.dtype)
     grad_u = tl.dot(h, half, acc=grad_u, input_precision=PRECISION)
     half = tl.dot(tl.trans(h), u, input_precision=PRECISION).to(u.dtype)  # (L, I)
@@ -272,13 +272,13 @@ def _add_slopes(x, h, half, u, grad_u, grad_v, PRECISION: tl.constexpr):
 
 @triton.jit
 def _turn(wide, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
-    """Transpose each of R matrices (A, B) side by side: (A, R B) -> (B, R A)."""
+    """Transpose each of R side-by-side matrices of shape (A, B): (A, R * B) -> (B, R * A)."""
     return tl.reshape(tl.permute(tl.reshape(wide, [A, R, B]), (2, 1, 0)), [B, R * A])
 
 
 @triton.jit
 def _stack(wide, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
-    """Stack R matrices (A, B) that are side by side vertically: (A, R B) -> (R A, B)."""
+    """Stack R side-by-side matrices of shape (A, B) vertically: (A, R * B) -> (R * A, B)."""
     return tl.reshape(tl.permute(tl.reshape(wide, [A, R, B]), (1, 0, 2)), [R * A, B])
 
 
@@ -507,7 +507,7 @@ def _of_label(weights, label, at_y, in_y, LABEL: tl.constexpr):
 def _add_label_gradient(
     gradients, label, h, share, at_y, in_y, LABEL: tl.constexpr
 ):  # fmt: skip
-    """Add the gradients for a label: for the weights of its category, and for its bias."""
+    """Add the gradients for the weights of a label's category and for the label's bias."""
     gradients += LABEL[WEIGHTS]
     tl.atomic_add(gradients + label * LABEL[UNITS] + at_y, h, mask=in_y, sem="relaxed")
     tl.atomic_add(gradients + LABEL[CLASSES] * LABEL[UNITS] + label, share, sem="relaxed")
@@ -515,7 +515,7 @@ def _add_label_gradient(
 
 @triton.jit
 def _up_stacked(x, u, v, size, field, R: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
-    """Return all U_r X, (K, R J), and the hidden field plus the sum of U_r X V_r'."""
+    """Return all U_r X, of shape (K, R * J), and the hidden field plus the sum of U_r X V_r'."""
     half = _turn(tl.dot(tl.trans(x), u, input_precision=PRECISION).to(u.dtype), R, BJ, BK)
     return half, field + size * tl.dot(half, tl.trans(v), input_precision=PRECISION)
 
@@ -531,7 +531,7 @@ def _down_stacked(y, u, v, size, field, R: tl.constexpr, BJ: tl.constexpr, BK: t
 def _add_slopes_stacked(
     x, h, half, v, grad_u, grad_v, R: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Add the gradients of all U_r transposed, X (H V_r)', and of all V_r, H' (U_r X), where `half` is all U_r X."""
+    """Add the gradients X (H V_r)' for all U_r transposed and H' (U_r X) for all V_r. `half` contains all U_r X."""
     grad_v = tl.dot(tl.trans(h), half, acc=grad_v, input_precision=PRECISION)
     half = _turn(tl.dot(h, v, input_precision=PRECISION).to(v.dtype), R, BK, BJ)  # (J, R K)
     return tl.dot(x, half, acc=grad_u, input_precision=PRECISION), grad_v

@@ -18,7 +18,7 @@ N_RATES = tl.constexpr(6)
 
 @triton.jit
 def rates_of(rates, model, clock, batch):
-    """Return the learning rates for factors and biases at a given batch, the momentum and the weight decay."""
+    """Return the learning rates for factors and biases in a given batch, the momentum and the weight decay."""
     rates += model * N_RATES
     update = (tl.load(clock) + batch).to(tl.float32)
     falling = tl.maximum(1.0 - update * tl.load(rates + 5), 0.0) / tl.sqrt(1.0 + update * tl.load(rates + 4))
@@ -34,7 +34,7 @@ def step_rule(value, momentum, gradient, rate, keep, decay):
 
 @triton.jit
 def stepped(weights, momenta, gradients, at, inside, scale, rate, keep, decay, PENDING: tl.constexpr):
-    """Return parameters and momenta, after the pending step if there is one."""
+    """Return parameters and momenta after the pending step, if there is one."""
     value = fresh(weights + at, inside)
     momentum = value
     if PENDING:
@@ -46,7 +46,7 @@ def stepped(weights, momenta, gradients, at, inside, scale, rate, keep, decay, P
 
 @triton.jit
 def keep_step(weights, momenta, cleared, at, inside, value, momentum):
-    """Write parameters and momenta, and set the gradient to zero."""
+    """Write parameters and momenta and set the gradient to zero."""
     tl.store(weights + at, value, mask=inside)
     tl.store(momenta + at, momentum, mask=inside)
     tl.store(cleared + at, tl.zeros_like(value), mask=inside)
@@ -58,7 +58,7 @@ def apply(
     SIZE: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr, TERMS: tl.constexpr,
     NORMALIZED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Perform the step for batch `batch`, and set the gradient to zero.
+    """Perform the step for a batch and set the gradient to zero.
 
     The gain for a factor is the sum of `TERMS` values, where `TERMS` is a power of two. If `BLOCKS` is nonzero, each
     program writes the largest entry of every factor in its block to `sizes`, of shape (models, N_GAINS, BLOCKS).
@@ -98,7 +98,7 @@ def apply(
 
 @triton.jit
 def schatten(matrix, PRECISION: tl.constexpr):
-    """Return the squared Schatten 8-norm, like `couplings.base.squared_norms`."""
+    """Return the squared Schatten 8-norm of a matrix, like `couplings.base.squared_norms`."""
     gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
     gram = tl.dot(gram, gram, input_precision=PRECISION)
     return tl.sqrt(tl.sqrt(tl.sum(gram * gram)))

@@ -54,7 +54,7 @@ class TensorLaunch:
         layer = layout.layers[0]
         groups = best_groups(layout)
         if groups is None:
-            raise ValueError(f"a sample has more than {_LARGEST} entries")
+            raise ValueError(f"samples must not have more than {_LARGEST} entries")
         position = 0
         factors: list[int] = []
         for shape in layer.factors:
@@ -152,7 +152,7 @@ def _volume(groups: tuple[Group, Group, Group]) -> int:
 
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
-    """Return why the kernel does not support a training run, or None if it does."""
+    """Return the reason why the kernel does not support a training run, or None if it does."""
     reason = epochs.unsupported_reason(settings, state, source) or flat.unsupported_reason(settings, state)
     if reason is not None:
         return reason

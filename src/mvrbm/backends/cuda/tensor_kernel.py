@@ -1,11 +1,12 @@
 r"""Triton kernel that computes one update for a single layer of order 3 or more, with one program per sample.
 
 The modes form three groups of one or two neighboring modes each. The second group may be empty. A visible state is a
-tile (A B, C), and a hidden state a tile (N M, L), where A, B, C are the visible sizes of the groups and L, M, N their
-hidden sizes, all padded. A field takes one product per group, which replaces the last axis and swaps the other two:
-(A B, C) -> (A N, B) -> (N M, A) -> (N M, L). The axes of a hidden tile are in reverse order, so the same sequence of
-products computes visible fields from hidden states. The gradient of a group's factor is the product of two operands:
-the operand of the group's product on the way up, and the operand of the same product on the way down.
+tile of shape (A * B, C), and a hidden state is a tile of shape (N * M, L), where A, B and C are the visible sizes of
+the groups and L, M and N are their hidden sizes, all padded. A field takes one product per group, which replaces the
+last axis and swaps the other two: (A * B, C) -> (A * N, B) -> (N * M, A) -> (N * M, L). The axes of a hidden tile are
+in reverse order, so the same sequence of products computes visible fields from hidden states. The gradient of a group's
+factor is the product of two operands: the operand of the group's product on the way up, and the operand of the same
+product on the way down.
 
 The factor of a group of two modes is the Kronecker product of the factors of both modes. The kernel forms it while it
 loads them. Parameters, units, random numbers and `PDL` are as in :mod:`mvrbm.backends.cuda.per_sample_kernels`. The
@@ -56,7 +57,7 @@ def _hidden(index, G: tl.constexpr):
 
 @triton.jit
 def _visible_numbers(key, row, update, draw, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, NORMAL: tl.constexpr):
-    """Return random numbers for a sample's visible layer, of shape (A B, C)."""
+    """Return random numbers for a sample's visible layer, of shape (A * B, C)."""
     SB: tl.constexpr = B[BI1] * B[BI2]
     # Lines run along the last mode and are numbered by all preceding modes.
     FURTHER: tl.constexpr = C[BI1] if C[AT2] >= 0 else 1
@@ -74,7 +75,10 @@ def _visible_numbers(key, row, update, draw, A: tl.constexpr, B: tl.constexpr, C
 
 @triton.jit
 def _hidden_numbers(key, row, update, draw, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, NORMAL: tl.constexpr):
-    """Return random numbers for a sample's hidden layer (N M, L). Lines run along the last mode, part of N."""
+    """Return random numbers for a sample's hidden layer, of shape (N * M, L).
+
+    Lines run along the last mode, which is part of N.
+    """
     SL: tl.constexpr = A[BK1] * A[BK2]
     SM: tl.constexpr = B[BK1] * B[BK2]
     FURTHER: tl.constexpr = C[BK1] if C[AT2] >= 0 else 1
@@ -130,7 +134,7 @@ def _factors(weights, r, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, MIDD
 
 @triton.jit
 def _halfway(state, last, middle, P: tl.constexpr, Q: tl.constexpr, MIDDLE: tl.constexpr, PRECISION: tl.constexpr):
-    """Map the last axis of a tile (P Q, S) to T, then map Q to Q'. Return both results, (P T, Q) and (T Q', P)."""
+    """Map axis S of a tile (P * Q, S) to T, map Q to Q', and return both results, (P * T, Q) and (T * Q', P)."""
     T: tl.constexpr = last.shape[1]
     first = tl.dot(state, last, input_precision=PRECISION).to(state.dtype)
     if MIDDLE:
@@ -146,7 +150,7 @@ def _halfway(state, last, middle, P: tl.constexpr, Q: tl.constexpr, MIDDLE: tl.c
 @triton.jit
 def _up(x, bias, weights, a, b, c, size, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, RANK: tl.constexpr,
         MIDDLE: tl.constexpr, HALVES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Return the hidden field of a visible state, (N M, L), given the factors of the first term."""
+    """Return the hidden field of a visible state, of shape (N * M, L), given the factors of the first term."""
     P: tl.constexpr = A[BI1] * A[BI2]
     Q: tl.constexpr = B[BI1] * B[BI2]
     _, half = _halfway(x, tl.trans(c), tl.trans(b), P, Q, MIDDLE, PRECISION)
@@ -161,7 +165,7 @@ def _up(x, bias, weights, a, b, c, size, A: tl.constexpr, B: tl.constexpr, C: tl
 @triton.jit
 def _down(y, bias, weights, a, b, c, size, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, RANK: tl.constexpr,
           MIDDLE: tl.constexpr, HALVES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Return the visible field of a hidden state, (A B, C), given the factors of the first term."""
+    """Return the visible field of a hidden state, of shape (A * B, C), given the factors of the first term."""
     P: tl.constexpr = C[BK1] * C[BK2]
     Q: tl.constexpr = B[BK1] * B[BK2]
     _, half = _halfway(y, a, b, P, Q, MIDDLE, PRECISION)
@@ -194,7 +198,10 @@ def _pair(h, x, total, PRECISION: tl.constexpr):
 
 @triton.jit
 def _parts(ROWS: tl.constexpr, H: tl.constexpr, X: tl.constexpr):
-    """Return a zero total for `_pair`. Small products are divided so that warps do not duplicate work."""
+    """Return zeros as the initial total for `_pair`.
+
+    Small products are divided into parts so that warps do not duplicate work.
+    """
     MOST: tl.constexpr = 2048 // (H * X) if H * X < 2048 else 1
     S: tl.constexpr = ROWS // 32 if ROWS // 32 < MOST else MOST
     return tl.zeros([S if S > 0 else 1, H, X], tl.float32)
@@ -203,7 +210,7 @@ def _parts(ROWS: tl.constexpr, H: tl.constexpr, X: tl.constexpr):
 @triton.jit
 def _add_slopes(x, h, a, b, c, grad_a, grad_b, grad_c, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
                 MIDDLE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Add the gradients for one term's factors, given a visible state (A B, C) and a hidden mean (N M, L)."""
+    """Add the gradients for one term's factors, given a visible state (A * B, C) and a hidden mean (N * M, L)."""
     P: tl.constexpr = A[BI1] * A[BI2]
     N: tl.constexpr = C[BK1] * C[BK2]
     M: tl.constexpr = B[BK1] * B[BK2]
