@@ -1,8 +1,9 @@
 """The contrastive divergence gradient and its centered form.
 
-Contrastive divergence is the gradient of ``mean F(data) - mean F(chain)``, with the chain held constant.
-:func:`contrast_by_autograd` differentiates this expression and is the reference. :func:`contrast` computes the same
-gradient from the layers' statistics, which is faster. The parameter update is in :mod:`mvrbm.updates.step`.
+Contrastive divergence follows the gradient of ``mean F(data) - mean F(chain)``, where F is the free energy and the
+chain is held constant. :func:`contrast_by_autograd` differentiates this expression and is the reference.
+:func:`contrast` computes the same gradient from the layers' statistics, which is faster. The parameter update is in
+:mod:`mvrbm.updates.step`.
 """
 
 from collections.abc import Callable
@@ -44,7 +45,10 @@ WHOLE = Share()
 
 
 def contrast_by_autograd(machine: BoltzmannMachine, data: Layers, chain: Layers, share: Share = WHOLE) -> Gradient:
-    """Compute the gradient of mean F(data) - mean F(chain), or this process's share of the gradient, with autograd."""
+    """Compute the gradient of mean F(data) - mean F(chain) with autograd, where F is the free energy.
+
+    The result is this process's share of the gradient.
+    """
     with torch.enable_grad():
         of_data, of_chain = machine.free_energy(data, check=False), machine.free_energy(chain, check=False)
         difference = _share(of_data, share.data) - _share(of_chain, share.chains)
@@ -67,7 +71,7 @@ def contrast(
     chain_field: Tensor,
     share: Share = WHOLE,
 ) -> Gradient:
-    """Compute the gradient of mean F(data) - mean F(chain) from the layers' statistics.
+    """Compute the gradient of mean F(data) - mean F(chain) from the layers' statistics, where F is the free energy.
 
     The result contains all learned parameters.
     """
@@ -109,7 +113,7 @@ class Centering:
     follow_hidden : bool
         Whether to use a running mean over the data as the offset for the hidden layer. If False, the offset is zero.
     all_reduce : callable, optional
-        Function that replaces a tensor, in place, by its sum over all processes.
+        Function that replaces a tensor in place with its sum over all processes.
     """
 
     # Decay rate, per update, for the running mean of the hidden layer.
@@ -169,12 +173,15 @@ class Centering:
         return self.hidden
 
     def fields(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the fields that the offsets induce on the hidden layer and on each visible layer for this `W`."""
+        """Return the fields that the offsets induce on the hidden layer and each visible layer for the current `W`."""
         towards = {name: link.to_visible(self._offset()) for name, link in self.machine.links.items()}
         return self.machine.hidden_field(self.center), towards
 
     def follow(self, before: tuple[Tensor, dict[str, Tensor]]) -> None:
-        """Adjust the biases to cancel the change in the offsets' fields since `before`, a result of `fields`."""
+        """Adjust the biases to cancel the change in the fields that the offsets induce.
+
+        `before` is the result of `fields` before the change.
+        """
         hidden_after, visible_after = self.fields()
         self.machine.hidden.absorb((before[0] - hidden_after)[0])
         for name, unit in self.machine.layers.items():

@@ -1,4 +1,4 @@
-"""Initialization of a training run: initial parameters, centering offsets and a safe learning rate from the data."""
+"""Initialization of a training run, which computes parameters, centering offsets and a learning rate from the data."""
 
 import math
 import warnings
@@ -100,7 +100,7 @@ def initialize(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
 def warn_of_constants(machine: BoltzmannMachine, moments: Mapping[str, Moments]) -> None:
     """Warn if at least half of the entries in a layer are constant.
 
-    Smaller numbers of constant entries are common, such as the margins of images.
+    Smaller numbers of constant entries are common, for example at the margins of images.
     """
     for name, unit in machine.layers.items():
         # A categorical site is constant if only one category occurs.
@@ -112,7 +112,7 @@ def warn_of_constants(machine: BoltzmannMachine, moments: Mapping[str, Moments])
             some = ", ".join(shown) + (", ..." if len(places) > _NAMED else "")
             what = "all" if len(places) == constant.numel() else f"{len(places)} of {constant.numel()}"
             warnings.warn(
-                f"{what} entries in layer '{name}' are constant in the data ({some}): the model can learn only their "
+                f"{what} entries in layer '{name}' are constant in the data ({some}); the model can learn only their "
                 "values",
                 ConstantDataWarning,
                 stacklevel=2,

@@ -60,11 +60,11 @@ class NegativePhase(ABC):
         return self.chain_shape[self.chain_axis] if self.chain_shape else 0
 
     def share(self, world: World) -> NegativePhase:
-        """Return the negative phase for this process, which advances its share of the chains."""
+        """Return the negative phase for this process, which advances only its share of the chains."""
         return self
 
     def share_of_chains(self, chains: Chains, own: slice) -> Chains:
-        """Select the chains that one process advances from the chains of all processes."""
+        """Select this process's share from the chains of all processes."""
         found = {}
         for name, chain in chains.items():
             if chain.ndim:
@@ -75,14 +75,14 @@ class NegativePhase(ABC):
         return found
 
     def turn(self, chains: Chains) -> int:
-        """Return the swap parity for the next `draw`, which alternates between 0 and 1. Always 0 without tempering."""
+        """Return the swap parity for the next `draw`, which alternates between 0 and 1, or 0 without tempering."""
         return 0
 
     def pass_turn(self, chains: Chains) -> None:  # noqa: B027  (without exchanges there is no parity)
         """Advance the swap parity after a graph replay, which runs the kernels from `draw` but no Python code."""
 
     def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
-        """Return the initial states of the chains. Empty if the chains are not persistent."""
+        """Return the initial states of the chains, or an empty dictionary if the chains are not persistent."""
         return {}
 
     @abstractmethod
@@ -110,7 +110,7 @@ class NegativePhase(ABC):
 
 @dataclass(frozen=True)
 class CD(NegativePhase):
-    """Contrastive divergence. In each update, chains start at the data and run for `steps` Gibbs steps."""
+    """Contrastive divergence. In each update, chains start from the data and run for `steps` Gibbs steps."""
 
     capturable: ClassVar[bool] = True
 
@@ -128,7 +128,7 @@ class CD(NegativePhase):
 
 @dataclass(frozen=True)
 class _Persistent(NegativePhase):
-    """Base class for negative phases whose chains start at the first batch and persist between updates."""
+    """Base class for negative phases whose chains start from the first batch and persist between updates."""
 
     n_chains: int = 100
 
@@ -230,7 +230,7 @@ class TemperedPCD(_Persistent):
 
 @dataclass(frozen=True)
 class _TemperedShare(TemperedPCD):
-    """Share of the tempered chains for one process.
+    """Share of the tempered chains that one process advances.
 
     The chains use the same random numbers as in single-process training.
     """
@@ -258,8 +258,10 @@ class _SharedNumbers(RandomSource):
 
     @property
     def position(self) -> Position:
-        """Not available, because a process's rows are not consecutive: there is one range of rows per temperature."""
-        raise NotImplementedError("rows for shared tempered chains are not consecutive: draw from the source itself")
+        """Not available, because a process has one range of rows per temperature and not a single range."""
+        raise NotImplementedError(
+            "the rows of shared tempered chains are not consecutive; draw from the source instead"
+        )
 
     def _uniform(self, shape: tuple[int, ...], like: Tensor, draw: int) -> Tensor:
         return self._own(super()._uniform(self._shape_of_all(shape), like, draw), shape)
@@ -284,6 +286,6 @@ class _SharedNumbers(RandomSource):
 def _check_equal_lengths(machine: BoltzmannMachine, masks: Masks) -> None:
     # A document model has one log Z per length. Chains with different lengths than the batch would bias the gradient.
     if any(unit.own_lengths for unit in machine.layers.values()):
-        raise ValueError("persistent chains have fixed lengths, but documents differ in length: use CD instead")
+        raise ValueError("persistent chains have fixed lengths, but documents differ in length; use CD instead")
     if any(mask is not None and bool(mask.any()) for mask in masks.values()):
-        raise ValueError("persistent chains have fixed lengths, but the data contains padding rows: use CD instead")
+        raise ValueError("persistent chains have fixed lengths, but the data contains padding rows; use CD instead")

@@ -27,8 +27,8 @@ class Recipe:
         Learning rate for `W`, or for the factors if `normalized` is False. If None, the learning rate is computed from
         the sizes of the layers and the variance of the data. See :func:`mvrbm.updates.initialization.safe_rate`.
     rate_factor : float
-        Factor by which the computed learning rate is multiplied if all units have bounded statistics, as Bernoulli and
-        Categorical units do.
+        Factor by which the computed learning rate is multiplied if all units have bounded statistics, such as Bernoulli
+        and Categorical units.
     bias_learning_rate : float, optional
         Learning rate for biases and variances. If None, `learning_rate` is used.
     momentum : float

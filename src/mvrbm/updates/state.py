@@ -33,7 +33,7 @@ class TrainState:
     momenta : dict of str to Tensor
         Momentum for each learned parameter, keyed by parameter name. Empty before the first update.
     chains : dict of str to Tensor
-        Persistent chains. Empty before the first update, and always empty if the chains start at the data.
+        Persistent chains. Empty before the first update, and always empty if the chains start from the data.
     centering : Centering, optional
         Centering offsets. If None, no layer is centered.
     epoch : int

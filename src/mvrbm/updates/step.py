@@ -132,7 +132,7 @@ def step(
 
 @one_thread()
 def balance(machine: BoltzmannMachine, recipe: Recipe) -> None:
-    """Rescale the factors of each coupling to equal norms if the recipe enables `balance`. `W` does not change."""
+    """Rescale the factors of each coupling to equal norms without changing `W`, if the recipe enables `balance`."""
     if recipe.balance:
         for link in machine.links.values():
             link.balance()
@@ -144,7 +144,7 @@ def fail(recipe: Recipe, update: int, what: str = "a parameter", rate: float | N
     raise DivergenceError(
         f"update {update}: {what} is not finite. Lower the learning rate (now {rate:g}), increase weight_decay, or "
         "use the default recipe. To restart with new parameters, call fit(..., initialize=True) on a new trainer. "
-        "Checkpoints saved so far are valid"
+        "Checkpoints saved so far remain valid"
     )
 
 
@@ -170,7 +170,7 @@ def check_size(machine: BoltzmannMachine, recipe: Recipe, update: int) -> None:
         if sizes[-1] > LARGEST_FACTOR or math.prod(sizes) > LARGEST_WEIGHT:
             raise DivergenceError(
                 f"update {update}: the coupling for layer '{name}' has factors of up to {sizes[-1]:.3g}, which "
-                f"saturate every unit. Lower the learning rate ({recipe.learning_rate:g}) or use the default recipe"
+                f"saturate all units. Lower the learning rate ({recipe.learning_rate:g}) or use the default recipe"
             )
 
 

@@ -16,7 +16,7 @@ An update performs these steps:
 draws are numbered, and each call to a random function advances the number by one. The draws that advance the chains
 start at 0. In each Gibbs step, they sample the hidden layer first and then the visible layers, in the order of
 `machine.layers`. With tempered chains, one more draw after each Gibbs step decides which states are exchanged, unless
-there is no pair to exchange in this step. The draws that sample missing entries start at
+the step has no pair to exchange. The draws that sample missing entries start at
 :data:`~mvrbm.updates.state.DRAWS_OF_MISSING`. First, each visible layer is sampled from its bias alone. The Gibbs steps
 follow, in the same order as above. The draws that initialize persistent chains have a separate range too, and are
 needed only if the first batch is empty. A row in a draw is a chain or a sample, numbered across all processes. A
@@ -90,9 +90,9 @@ class UpdateSettings:
             tensor.copy_(total.view(tensor.shape))
 
     def whole_epochs_unsupported_reason(self, source: Source, *, masked: bool = False) -> str | None:
-        """Return why this training run cannot be computed in whole epochs, or None if it can.
+        """Return the reason why this training run cannot be computed in whole epochs, or None if it can.
 
-        `masked` indicates whether the backend in question can sample missing entries.
+        `masked` indicates whether the backend can sample missing entries.
         """
         if not (source.with_masks[0] if masked else source.whole):
             return "its data is not a plain array" + ("" if masked else " without missing entries")
