@@ -35,7 +35,7 @@ def words(key, quad, row, step, draw):
 
 @triton.jit
 def uniform_pairs(key, row, line, pair, step, draw, COLUMNS: tl.constexpr):
-    """Return uniform random numbers for pairs of neighboring columns, of shape (n, 2 w).
+    """Return uniform random numbers for pairs of neighboring columns, of shape (n, 2 * w).
 
     In the tensor core layout, each thread stores pairs of neighboring columns. Each pair evaluates its own counter and
     uses two of the four words. This doubles the arithmetic, but avoids exchanging data between threads.
@@ -90,7 +90,7 @@ def normal_lines(key, row, line, step, draw, COLUMNS: tl.constexpr, WIDTH: tl.co
 
 @triton.jit
 def uniform_entries(key, row, line, column, step, draw, COLUMNS: tl.constexpr):
-    """Return uniform random numbers for individual entries, given by their row, line and column.
+    """Return uniform random numbers for individual entries, identified by row, line and column.
 
     Each entry evaluates all four words of its counter and uses one of them.
     """

@@ -201,7 +201,7 @@ class RandomSource:
         """Return the permutations of 0, ..., n - 1 for `count` consecutive steps, as a tensor of shape (count, n).
 
         Each permutation is the first draw of its step. All permutations are computed with a single sort, which takes
-        hardly longer on a GPU than computing one permutation.
+        barely longer on a GPU than computing one permutation.
         """
         return _permutations(self.key, n, torch.arange(first_step, first_step + count, device=device), 0)
 
@@ -219,7 +219,7 @@ def _permutations(key: int, n: int, steps: Tensor, draw: int) -> Tensor:
 
 
 def _triton(device: torch.device) -> ModuleType | None:
-    """Return the module with the Triton kernels if they can run on the device, else None."""
+    """Return the module with the Triton kernels if they can run on the device, or None otherwise."""
     if not triton_runs_on(device):
         return None
     from mvrbm.random import kernels
