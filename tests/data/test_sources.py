@@ -239,7 +239,7 @@ def two_layers():
 LABELS = np.eye(3, dtype=np.float32)[np.arange(50) % 3]
 
 ONE_LAYER_ERRORS = [
-    ("empty", bits(0), {}, "data is empty: at least one sample"),
+    ("empty", bits(0), {}, "data is empty, but at least one sample"),
     ("empty dataset", Items(bits(0), lambda item: item), {}, "data is empty"),
     ("empty loader", DataLoader(Items(bits(0), lambda item: item), batch_size=4), {}, "data is empty"),
     ("empty stream", Stream([]), {}, "data is empty"),
@@ -248,7 +248,7 @@ ONE_LAYER_ERRORS = [
     ("shape in a dataset", Items(bits(shape=(4, 3)), lambda item: item), {}, "mode 1 has 4 entries instead of 3"),
     ("values of reals", 3 * bits(), {}, "require values from 0 to 1, got 0 to 3"),
     ("infinite", np.full((5, 3, 4), np.inf), {}, "NaN or infinite"),
-    ("name", {"image": bits()}, {}, r"lacks layers \['visible'\]: it contains only \['image'\]"),
+    ("name", {"image": bits()}, {}, r"contains layers \['image'\] but lacks layers \['visible'\]"),
     (
         "mask of another shape",
         bits(),
@@ -277,11 +277,11 @@ def test_wrong_data_is_refused(_, data, how, message):
 
 
 TWO_LAYER_ERRORS = [
-    ("array alone", bits(), {}, r"visible layers \['image', 'label'\]: pass the data as a mapping"),
+    ("array alone", bits(), {}, r"pass a mapping from \['image', 'label'\] to arrays"),
     ("lengths", {"image": bits(40), "label": LABELS}, {}, "same number of samples, got {'image': 40, 'label': 50}"),
     ("lacking layer", {"image": bits()}, {}, r"lacks layers \['label'\]"),
     ("not one-hot", {"image": bits(), "label": 0.5 * LABELS}, {}, "expects one-hot rows"),
-    ("mask alone", {"image": bits(), "label": LABELS}, {"mask": np.ones((50, 3, 4), dtype=bool)}, "as a mapping"),
+    ("mask alone", {"image": bits(), "label": LABELS}, {"mask": np.ones((50, 3, 4), dtype=bool)}, "pass a mapping"),
 ]
 
 
@@ -305,7 +305,7 @@ def test_pickled_arrays_are_not_opened(tmp_path):
 
 
 def test_a_mask_in_which_nothing_is_known_is_an_error():
-    with pytest.raises(ValueError, match="no entry is known"):
+    with pytest.raises(ValueError, match="no entries are known"):
         as_source(np.zeros((4, 2, 2)), mvrbm((2, 2), (2, 2)), mask=np.zeros((4, 2, 2), bool))
 
 

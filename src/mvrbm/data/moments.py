@@ -19,10 +19,11 @@ class Moments:
 
 
 def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor) -> Moments:
-    """Compute moments from sums over the known entries, all of shape (*shape).
+    """Compute moments from sums over the known samples of each entry.
 
-    `total` and `squares` are sums of deviations from `origin` and of their squares, and `counts` are the numbers of
-    terms. Entries that are never known get the average moments of the other entries.
+    `total` and `squares` are the sums of the deviations from `origin` and of their squares, and `counts` contains the
+    numbers of terms. All arrays have the shape of the layer. Entries that are never known get the average moments of
+    the other entries.
     """
     known = counts.clamp(min=1)
     shift = total / known
@@ -47,7 +48,7 @@ def merge_moments(moments: Mapping[str, Moments], world: World) -> dict[str, Mom
         parts = torch.cat(world.gather(packed))  # (size, 2, *shape)
         counts = torch.cat(world.gather(torch.tensor([float(own.count)], dtype=torch.float64)))
         if not float(counts.sum()):
-            raise ValueError("the data is empty: at least one sample is required")
+            raise ValueError("the data is empty, but at least one sample is required")
         share = (counts / counts.sum()).reshape(-1, *[1] * own.mean.ndim)
         mean = (share * parts[:, 0]).sum(0)
         variance = (share * (parts[:, 1] + (parts[:, 0] - mean) ** 2)).sum(0)

@@ -38,7 +38,7 @@ _ENTRIES_AT_ONCE = 2**19
 _SAMPLES_AT_ONCE = 1024
 # Number of batches that the reader thread prefetches.
 _AHEAD = 3
-_EMPTY = "the data is empty: at least one sample is required"
+_EMPTY = "the data is empty, but at least one sample is required"
 
 # Mapping from layer name to an array of any type.
 Arrays = Mapping[str, Any]
@@ -75,7 +75,7 @@ class Batch:
 class Source(ABC):
     """Training data for a machine. A source can be iterated any number of times.
 
-    If `nan_is_missing` is true, NaN marks a missing entry. Otherwise, NaN raises an error.
+    If `nan_is_missing` is True, NaN marks a missing entry. Otherwise, NaN raises an error.
     """
 
     #: Number of samples, or None if it is unknown until an epoch ends.
@@ -112,7 +112,7 @@ class Source(ABC):
 
     @property
     def whole(self) -> Arrays:
-        """The arrays by layer name. Empty if the data is not stored in arrays or may have missing entries."""
+        """The arrays, keyed by layer name. Empty if the data is not stored in arrays or may have missing entries."""
         arrays, known = self.with_masks
         return {} if known or self.nan_is_missing else arrays
 
@@ -143,7 +143,7 @@ class Source(ABC):
         return batch_size if self.n_samples is None else min(batch_size, self.n_samples)
 
     def moments(self) -> dict[str, Moments]:
-        """Return the moments of each layer by name, computed from a limited number of samples."""
+        """Return the moments of each layer, keyed by layer name and computed from a limited number of samples."""
         sums: dict[str, list[Tensor]] = {}
         # Reference values for each entry. Summing deviations from them avoids cancellation for large values.
         origins: dict[str, Tensor] = {}
@@ -257,7 +257,7 @@ class ArraySource(RowSource):
             if shape != expected:
                 raise ValueError(f"the mask for layer '{name}' must have the data's shape {expected}, got {shape}")
         if set(self.known) == set(self.arrays) and not any(bool(mask.any()) for mask in self.known.values()):
-            raise ValueError("no entry is known: the mask is False everywhere")
+            raise ValueError("no entries are known because the mask is False everywhere")
 
     @property
     def with_masks(self) -> tuple[Arrays, Arrays]:
@@ -306,7 +306,7 @@ class ShardSource(ArraySource):
             yield BatchRows(own_rows, sum(counts), sum(counts[: world.rank]))
 
     def _ranges(self, batch_size: int) -> list[tuple[int, range]]:
-        """Return, for each process, its number of samples per batch and a proportional range of rows."""
+        """Return the number of samples per batch and a range of rows of proportional length for each process."""
         found = []
         for rank in range(self.world.size):
             part = range(batch_size)[World(rank, self.world.size).part_of(batch_size)]
@@ -315,7 +315,7 @@ class ShardSource(ArraySource):
         return found
 
     def n_batches(self, batch_size: int) -> int:
-        """Return the number of batches per epoch, which is the largest number that any process has."""
+        """Return the number of batches per epoch, which is the maximum over all processes."""
         return max(-(-len(rows) // size) for size, rows in self._ranges(batch_size))
 
 
@@ -401,7 +401,7 @@ def as_source(
     if isinstance(data, Source):
         return data
     if mask is not None and isinstance(data, DataLoader | Dataset):
-        raise ValueError("mask is supported only for arrays: use NaN for missing entries in the dataset instead")
+        raise ValueError("mask is supported only for arrays; use NaN for missing entries in the dataset instead")
     if isinstance(data, IterableDataset):
         data = DataLoader(data, batch_size=batch_size)
     if isinstance(data, DataLoader):
@@ -411,14 +411,14 @@ def as_source(
     arrays = {name: _as_array(part) for name, part in layers_of(data, machine).items()}
     if any(isinstance(array, Rows) for array in arrays.values()):
         if mask is not None:
-            raise ValueError("mask is supported only for arrays: use NaN for missing entries in the shards instead")
+            raise ValueError("mask is supported only for arrays; use NaN for missing entries in the shards instead")
         return ShardSource(machine, arrays, {}, nan_is_missing=nan_is_missing)
     masks = {}
     if isinstance(mask, Mapping):
         masks = dict(mask)
         if foreign := set(masks) - set(machine.layers):
             raise ValueError(
-                f"the mask contains layers {sorted(foreign)}, but the machine only has {sorted(machine.layers)}"
+                f"the mask contains layers {sorted(foreign)}, but the machine has only {sorted(machine.layers)}"
             )
     elif mask is not None:
         masks = layers_of(mask, machine)
@@ -438,25 +438,23 @@ def masks_of(source: Source) -> dict[str, Tensor]:
 
 
 def _leave_out_nan(known: dict[str, Tensor], name: str, array: Tensor) -> None:
-    """Mark NaN entries as unknown in a layer's mask. If the layer has no mask, add one only if some entry is NaN."""
+    """Mark NaN entries as unknown in a layer's mask. If the layer has no mask, add one only if it contains NaN."""
     there = ~torch.isnan(array)
     if not bool(there.all()):
         known[name] = known[name].to(there.device) & there if name in known else there
 
 
 def layers_of(item: Any, machine: BoltzmannMachine) -> dict[str, Any]:
-    """Convert an item or a batch to a mapping from layer names to arrays. Only the first element of a tuple is used."""
+    """Convert an item or a batch to a mapping from layer names to arrays, using only the first element of a tuple."""
     names = list(machine.layers)
     if isinstance(item, Mapping):
         if missing := set(names) - set(item):
-            raise ValueError(f"the data lacks layers {sorted(missing)}: it contains only {sorted(item)}")
+            raise ValueError(f"the data contains layers {sorted(item)} but lacks layers {sorted(missing)}")
         return {name: item[name] for name in names}
     if isinstance(item, tuple | list) and len(names) == 1 and len(item) and hasattr(item[0], "shape"):
         item = item[0]  # The other elements are labels.
     if len(names) > 1:
-        raise ValueError(
-            f"this machine has visible layers {names}: pass the data as a mapping from these names to arrays"
-        )
+        raise ValueError(f"this machine has several visible layers; pass a mapping from {names} to arrays")
     return {names[0]: item}
 
 
