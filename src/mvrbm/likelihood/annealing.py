@@ -150,7 +150,7 @@ def reverse_annealed_importance_sampling(
 
 
 class _Annealing:
-    """Annealing runs in both directions, which share the temperatures, log Z at beta = 0 and the clamped entries."""
+    """Annealing runs in both directions, which share the temperatures, log Z at beta = 0, and the clamped entries."""
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ def _check_reach(bits: float) -> None:
     if bits > math.log2(MOST_STATES):
         raise ValueError(
             f"exact log Z would require a sum over 2^{bits:.0f} states, but the maximum is "
-            f"2^{math.log2(MOST_STATES):.0f}: use annealed_importance_sampling instead"
+            f"2^{math.log2(MOST_STATES):.0f}; use annealed_importance_sampling instead"
         )
 
 
@@ -190,7 +190,7 @@ def _sum_over_discrete_layers(
     if n_hidden > _LARGEST_SOLVE:
         raise ValueError(
             f"exact log Z for Gaussian layers would require factorizing a {n_hidden} x {n_hidden} matrix, but the "
-            f"maximum size is {_LARGEST_SOLVE}: use annealed_importance_sampling instead"
+            f"maximum size is {_LARGEST_SOLVE}; use annealed_importance_sampling instead"
         )
     like = machine.like.double()
     columns, location, log_widths, at_zero = [], [], [], dict(fixed)

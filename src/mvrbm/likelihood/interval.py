@@ -51,12 +51,12 @@ class LogPartitionInterval:
 
     @property
     def lower(self) -> float:
-        """Lower end of the interval: the smaller of the two estimates, each minus two standard errors."""
+        """Lower end of the interval: the smaller estimate after subtracting two standard errors from each."""
         return min(run.log_z - _ERRORS * run.standard_error for run in (self.forward, self.reverse))
 
     @property
     def upper(self) -> float:
-        """Upper end of the interval: the larger of the two estimates, each plus two standard errors."""
+        """Upper end of the interval: the larger estimate after adding two standard errors to each."""
         return max(run.log_z + _ERRORS * run.standard_error for run in (self.forward, self.reverse))
 
     @property

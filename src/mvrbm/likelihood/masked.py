@@ -1,4 +1,4 @@
-"""Masked prediction: errors in predicting masked entries from the others, and the variances that the model predicts.
+"""Masked prediction: errors and predicted variances when masked entries are predicted from the other entries.
 
 Free energies and likelihoods are often dominated by a single property of the data. For example, images with few dark
 pixels are likely under any image model. Predicting masked blocks of entries from the rest of the sample avoids this
@@ -28,7 +28,7 @@ def block_masks(
     rng : RandomSource
         Random source for the positions of the blocks and their assignment to masks.
     parts : int
-        Number of parts that the blocks are divided into. Each mask hides one part.
+        Number of parts into which the blocks are divided. Each mask hides one part.
     rounds : int
         Number of masks that hide each entry.
 

@@ -31,7 +31,7 @@ def log_likelihood(
         Model to evaluate.
     visible : Tensor or mapping of str to Tensor
         Data. Each layer has shape (n, *layer shape).
-    log_z : float, or function
+    log_z : float or callable
         Value of log Z, or a function that computes it, such as :func:`log_partition` or
         ``functools.partial(annealed_importance_sampling, rng=RandomSource(0))``. The function is called once or, for
         padded data, once per padding pattern, because each pattern has its own log Z.
@@ -46,7 +46,7 @@ def log_likelihood(
     for name, unit in machine.layers.items():
         absent = unit.absent(layers[name])
         if absent is not None and bool((absent != absent[:1]).any()):
-            raise ValueError("samples of unequal length have no common log_z: pass a function that computes log_z")
+            raise ValueError("samples of unequal length have no common log_z; pass a function that computes log_z")
     return -machine.free_energy(layers, check=False) - log_z
 
 

@@ -29,7 +29,7 @@ class PseudoLikelihood:
     Attributes
     ----------
     values : Tensor (n,)
-        Pseudo-log-likelihood of each sample. It is an estimate if only some of the sites were visited.
+        Pseudo-log-likelihood of each sample. It is an estimate unless every site was visited.
     sites, total_sites : int
         Number of visited sites and total number of sites.
     """
@@ -55,8 +55,8 @@ def pseudo_log_likelihood(
     machine : BoltzmannMachine
         Model to evaluate.
     visible : Tensor or mapping of str to Tensor
-        Data. Each layer has shape (n, *layer shape). A gray Bernoulli entry is treated as an average over ones and
-        zeros.
+        Data. Each layer has shape (n, *layer shape). A Bernoulli entry between 0 and 1 is treated as an average over
+        ones and zeros.
     n_sites : int, optional
         Number of sites to visit. If None, all sites are visited and the result is exact. With fewer sites, the result
         is an unbiased estimate (see Notes).
@@ -90,7 +90,7 @@ def pseudo_log_likelihood(
 
 
 def _estimate(machine: BoltzmannMachine, layers: Layers, places: Tensor) -> Tensor:
-    """Estimate the pseudo-log-likelihood of each sample from some of the sites. The result has shape (n,).
+    """Estimate the pseudo-log-likelihood of each sample from a subset of the sites. The result has shape (n,).
 
     `places` contains the indices of these sites, numbered across all visible layers.
     """
