@@ -923,7 +923,7 @@ def test_a_mask_in_which_nothing_is_known_is_an_error(mask):
         lambda: conditional_mean(machine, start, mask, rng),
         lambda: sample(machine, 5, 1, rng, init=start, mask=mask),
     ):
-        with pytest.raises(ValueError, match="no entry is known"):
+        with pytest.raises(ValueError, match="no entries are known"):
             call()
 
 

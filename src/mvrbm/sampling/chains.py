@@ -103,7 +103,7 @@ def gibbs(
 
 
 def _stepper(machine: BoltzmannMachine, states: Layers, masks: Masks) -> Callable[[RandomSource], State]:
-    """Return a function that takes a Gibbs step from `states` and samples unknown labels with the hidden layer."""
+    """Return a function that takes a Gibbs step from `states`, sampling unknown labels and the hidden layer jointly."""
     fast, labels = multiplied_out(machine), loose_labels(machine, masks)
     return lambda rng: gibbs_step(fast, draw_labels(fast, states, labels, rng, masks), rng, masks)
 
@@ -143,15 +143,17 @@ def write(values: Layers, states: Layers) -> None:
 def start_chains(
     machine: BoltzmannMachine, visible: Visible, mask: Visible | None, *, check: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
-    """Return validated initial states and masks by layer name.
+    """Return validated initial states and masks, both keyed by layer name.
 
-    Unknown entries may be NaN or infinite, and are then replaced by a valid placeholder.
+    Unknown entries that are NaN or infinite are replaced with a valid placeholder.
     """
     layers = machine.as_layers(visible, check=check, values=False)
     masks = machine.as_masks(mask, layers)
     if mask is not None:
         if not any(known is not None and bool(known.any()) for known in masks.values()):
-            raise ValueError("no entry is known because mask is False everywhere: pass mask=None to clamp no entries")
+            raise ValueError(
+                "no entries are known because mask is False everywhere; pass mask=None to sample all entries"
+            )
         for name, unit in machine.layers.items():
             known = masks[name]
             broken = ~torch.isfinite(layers[name])
@@ -246,7 +248,7 @@ def check_count(layers: Layers, n: int, name: str) -> None:
 def mean_field(
     machine: BoltzmannMachine, visible: Visible, steps: int, *, mask: Visible | None = None, check: bool = True
 ) -> dict[str, Tensor]:
-    """Run mean-field updates, which propagate means instead of samples. A single step is the paper's reconstruction.
+    """Run mean-field updates, which propagate means instead of samples. A single step computes a reconstruction.
 
     Parameters
     ----------

@@ -133,7 +133,7 @@ class TemperedLayer:
         return self._unit.sample(self._path.between(self._base, field, self._beta), rng)
 
     def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor:
-        """Call :meth:`sample`. The samples in tempered layers all have the same length, so `x` is not used."""
+        """Call :meth:`sample` and ignore `x`, because all samples in a tempered layer have the same length."""
         return self.sample(field, rng)
 
 
@@ -192,7 +192,7 @@ class ParallelTempering:
     center : mapping of str to Tensor, optional
         See :class:`TemperedPath`.
     check : bool
-        Whether to validate `init` and check that the energy is bounded.
+        Whether to validate `init` and to check that the energy is bounded below.
 
     Attributes
     ----------
