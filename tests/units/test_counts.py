@@ -83,7 +83,7 @@ def test_each_length_has_its_own_distribution():
         log_likelihood(machine_of(), documents)
     with pytest.raises(ValueError, match="requires documents of length 2, got a document of length 1"):
         log_likelihood(machine_of(length=2), documents)
-    with pytest.raises(ValueError, match="documents differ in length: use CD"):
+    with pytest.raises(ValueError, match="documents differ in length; use CD"):
         Trainer(machine_of(), Recipe(negative=PCD(2), n_epochs=1)).fit(documents)
     with pytest.raises(ValueError, match="the maximum is 4096"):
         Counts(100, length=9).alternatives(torch.zeros(1, 100), 0, (torch.zeros(1), torch.zeros(1)))

@@ -100,8 +100,8 @@ class Unit(nn.Module, ABC):
         pairs = zip(self.bias_shape, self.shape, strict=False)
         if len(self.bias_shape) != len(self.shape) or any(tied not in (1, size) for tied, size in pairs):
             raise ValueError(
-                f"bias_shape {self.bias_shape} does not broadcast to the layer's shape {self.shape}: "
-                "each mode must have the layer's size, or 1 to share the bias along that mode"
+                f"bias_shape {self.bias_shape} does not broadcast to the layer's shape {self.shape}; "
+                "each mode must have the layer's size, or size 1 to share the bias along that mode"
             )
         check_memory(math.prod(self.bias_shape), f"a layer of shape {self.shape}")
         self.bias = nn.Parameter(torch.zeros(self.bias_shape))
@@ -262,8 +262,8 @@ class Unit(nn.Module, ABC):
         if not all_finite([x]):
             bad = int((~torch.isfinite(x)).sum())
             raise ValueError(
-                f"layer '{layer}' contains NaN or infinite values ({bad} of {x.numel()}): "
-                "replace them, or mark them as unknown with a mask"
+                f"layer '{layer}' contains NaN or infinite values ({bad} of {x.numel()}); "
+                "replace them or mark them as unknown with a mask"
             )
 
     def check_parameters(self, layer: str) -> None:
@@ -274,7 +274,7 @@ class Unit(nn.Module, ABC):
     def _check_size(values: Tensor, layer: str, what: str) -> None:
         largest = float(values.detach().abs().max())
         if not largest <= LARGEST_PARAMETER:
-            raise ValueError(f"the {what} of layer '{layer}' is too large: its largest magnitude is {largest:.3g}")
+            raise ValueError(f"the {what} of layer '{layer}' is too large, with a magnitude of up to {largest:.3g}")
 
     def from_data(self, raw: Tensor) -> Tensor:
         """Convert data of shape (n, *shape) to the layer's dtype and device, and scale uint8 data."""

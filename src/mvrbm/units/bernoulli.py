@@ -11,8 +11,8 @@ from mvrbm.units.base import Alternatives, Unit
 class Bernoulli(Unit):
     r"""Binary entries with energy :math:`-\langle b, x\rangle`, so that :math:`p(x = 1 \mid f) = \sigma(b + f)`.
 
-    Data may contain gray values in [0, 1], which are interpreted as the probability that an entry is 1. Likelihoods
-    are still defined over binary data.
+    Data may contain any values in [0, 1], which are interpreted as the probability that an entry is 1. Likelihoods are
+    still defined over binary data.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Bernoulli(Unit):
 
     References
     ----------
-    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: equations (8) and (9).
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016, equations (8) and (9).
     """
 
     name = "bernoulli"
@@ -78,12 +78,12 @@ class Bernoulli(Unit):
         if not (low >= 0 and high <= 1):  # also true for NaN, which the next line reports
             super().check(x, layer)
             raise ValueError(
-                f"layer '{layer}' has Bernoulli units, which require values from 0 to 1, got {low:g} to {high:g}: "
-                "rescale the data (divide byte values by 255), or use Gaussian units"
+                f"layer '{layer}' has Bernoulli units, which require values from 0 to 1, got {low:g} to {high:g}; "
+                "rescale the data (divide uint8 values by 255) or use Gaussian units"
             )
 
     def example(self, n: int, rng: RandomSource) -> Tensor:
-        r"""Return n samples of uniformly distributed gray values, of shape (n, \*shape)."""
+        r"""Return n samples of values uniformly distributed in [0, 1], of shape (n, \*shape)."""
         return rng.uniform((n, *self.shape), self.bias)
 
     def decode(self, digits: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Bernoulli(Unit):
         return digits.to(self.bias.dtype)
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return the possible values 0 and 1. A gray value is a weighted average of both."""
+        """Return the possible values 0 and 1. A value between 0 and 1 is a weighted average of both."""
         shares = torch.stack([1 - value, value])
         values = torch.stack([torch.zeros_like(value), torch.ones_like(value)])
         return Alternatives(values, torch.zeros_like(shares), shares)

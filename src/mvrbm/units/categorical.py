@@ -93,7 +93,7 @@ class Categorical(Unit):
             what = "only zeros" if bool((row == 0).all()) else f"sum {float(row.sum()):g}"
             raise ValueError(
                 f"layer '{layer}' expects one-hot rows of {self.shape[-1]} categories, but row {first[1:]} of sample "
-                f"{first[0]} has {what}: each row must contain exactly one 1"
+                f"{first[0]} has {what}; each row must contain exactly one 1"
                 + ("" if self.padded else " (to allow rows of zeros as padding, build the units with padded=True)")
             )
 
@@ -105,7 +105,7 @@ class Categorical(Unit):
         return state
 
     def absent(self, x: Tensor) -> Tensor | None:
-        """Return a mask of the shape of `x` that is True in rows of zeros, or None if `padded` is False."""
+        """Return a mask with the same shape as `x` that is True in rows of zeros, or None if `padded` is False."""
         return (x == 0).all(-1, keepdim=True).expand(x.shape) if self.padded else None
 
     def decode(self, digits: Tensor) -> Tensor:

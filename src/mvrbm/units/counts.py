@@ -19,7 +19,7 @@ class Counts(Unit):
     r"""Word counts along the last mode, for a document of :math:`D` words drawn from one distribution.
 
     The energy is :math:`-\langle b, x\rangle - \log (D! / \prod_k x_k!)`, so that :math:`x \mid f` is multinomial: `D`
-    independent draws from :math:`\mathrm{softmax}(b + f)`. With Bernoulli hidden units this is the replicated softmax
+    independent draws from :math:`\mathrm{softmax}(b + f)`. With Bernoulli hidden units, this is the replicated softmax
     of Salakhutdinov and Hinton, "Replicated softmax: an undirected topic model", NeurIPS (2009).
 
     Each document length defines a separate model with its own :math:`\log Z`. All lengths share the same parameters.
@@ -101,7 +101,7 @@ class Counts(Unit):
         return self._draw(field, n_words, rng) * (lengths / n_words.clamp(min=1))[..., None]
 
     def _draw(self, field: Tensor, lengths: Tensor, rng: RandomSource) -> Tensor:
-        """Sample documents with the given lengths by inverse transform sampling, with one uniform number per word."""
+        """Sample documents of the given lengths by inverse transform sampling, using one uniform number per word."""
         ends = torch.softmax((self.bias + field).flatten(0, -2).double(), dim=-1).cumsum(-1)
         documents = torch.arange(len(ends), device=field.device)
         of_word = torch.repeat_interleave(documents, lengths.flatten().long())
@@ -158,7 +158,7 @@ class Counts(Unit):
         if self.levels > _MOST_VALUES:
             raise ValueError(
                 f"the conditional distribution of a document would sum over {self.levels:g} documents, but the maximum "
-                f"is {_MOST_VALUES}: use ReplicatedSoftmax.perplexity, which predicts one word at a time"
+                f"is {_MOST_VALUES}; use ReplicatedSoftmax.perplexity, which predicts one word at a time"
             )
         every = self._every().to(value)
         shares = (every[:, None] == value).all(-1).to(value.dtype)  # (a, n)
@@ -175,7 +175,7 @@ class Counts(Unit):
     def _given_length(self) -> int:
         if self.length is None:
             raise ValueError(
-                "documents of unequal length have no common distribution: pass length to Counts, "
+                "documents of unequal length have no common distribution; pass length to Counts "
                 "or start the chains from documents, whose lengths are preserved"
             )
         return self.length

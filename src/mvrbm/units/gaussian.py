@@ -199,8 +199,8 @@ class Gaussian(Unit):
         wanted = int(torch.ceil(((high - low) / _NODE_SPACING).max()))
         if wanted > _MOST_NODES:
             raise ValueError(
-                f"the likely values of a Gaussian entry span {float((high - low).max()):.0f} standard deviations, "
-                f"too many for {_MOST_NODES} quadrature nodes: the weights are too large for numerical integration"
+                "the weights are too large for numerical integration because the likely values of a Gaussian entry "
+                f"span {float((high - low).max()):.0f} standard deviations, too many for {_MOST_NODES} quadrature nodes"
             )
         steps = torch.linspace(0, 1, wanted + 1, dtype=value.dtype, device=value.device)[:, None]
         nodes = bias + scale * (low + (high - low) * steps)  # (a, n)

@@ -100,11 +100,11 @@ class Poisson(Unit):
         if bool(bad.any()):
             raise ValueError(
                 f"layer '{layer}' has Poisson units, which require nonnegative integers, got "
-                f"{float(x.detach()[bad][0]):g}: use Gaussian units for other real values"
+                f"{float(x.detach()[bad][0]):g}; use Gaussian units for other real values"
             )
 
     def unsupported_reason(self, other: Unit) -> str | None:
-        """Return the reason if `other` is unbounded, which would make the energy unbounded, or None otherwise."""
+        """Return the reason why this layer cannot be coupled with `other`, or None if `other` has bounded values."""
         if not other.has_energy or all(math.isfinite(bound) for bound in other.statistic_bounds):
             return None
         return (
@@ -121,8 +121,8 @@ class Poisson(Unit):
         wanted = math.ceil(rate + math.sqrt(80 * rate) + 27)
         if wanted > _MOST_VALUES:
             raise ValueError(
-                f"a Poisson entry may have a rate of {rate:.0f}, which requires a sum over more than {_MOST_VALUES} "
-                "counts: the weights or the data are too large"
+                f"the weights or the data are too large because a Poisson entry may have a rate of {rate:.0f}, which "
+                f"requires a sum over more than {_MOST_VALUES} counts"
             )
         counts = torch.arange(wanted, dtype=value.dtype, device=value.device)[:, None].expand(-1, len(value))
         return Alternatives.and_itself(counts, torch.zeros_like(counts), value)

@@ -103,5 +103,5 @@ class Rectified(Unit):
     def _no_distribution(self) -> NoReturn:
         raise ValueError(
             "Rectified units have no exact distribution, so energies, free energies, likelihoods, log Z, annealing "
-            "and tempering are not available: use Bernoulli or Gaussian units instead"
+            "and tempering are not available; use Bernoulli or Gaussian units instead"
         )
