@@ -122,7 +122,7 @@ class Coupling(nn.Module, ABC):
     @property
     @abstractmethod
     def operations(self) -> int:
-        """Number of multiplications per sample in `to_hidden`, and also in `to_visible`."""
+        """Number of multiplications per sample, which is the same for `to_hidden` and `to_visible`."""
 
     @abstractmethod
     def dense(self) -> Tensor:
@@ -148,7 +148,7 @@ class Coupling(nn.Module, ABC):
         """
 
     def balance(self) -> None:
-        """Rescale the factors to equal norms in place, without changing `W`. By default, do nothing."""
+        """Rescale the factors to equal norms in place without changing `W`. The default implementation does nothing."""
 
     @property
     def n_parameters(self) -> int:
@@ -240,8 +240,8 @@ def same_order(kind: str, visible_shape: tuple[int, ...], hidden_shape: tuple[in
     """Return the number of modes of both shapes, or raise ValueError if the shapes have different numbers of modes."""
     if len(visible_shape) != len(hidden_shape):
         raise ValueError(
-            f"{kind} coupling requires the same number of hidden and visible modes, got visible shape {visible_shape} "
-            f"and hidden shape {hidden_shape}: add modes of size 1 to the shorter shape, or use a Dense coupling"
+            f"{kind} couplings require the same number of hidden and visible modes, got visible shape {visible_shape} "
+            f"and hidden shape {hidden_shape}; add modes of size 1 to the shorter shape or use a Dense coupling"
         )
     return len(visible_shape)
 
@@ -270,7 +270,7 @@ def squared_norms(matrices: Tensor) -> Tensor:
 
 
 def _norm_kernels(matrices: Tensor) -> ModuleType | None:
-    """Return the Triton kernels if they support these matrices (a stack of small matrices on a GPU), else None."""
+    """Return the Triton kernels if they support the given stack of small matrices, or None otherwise."""
     if matrices.dtype != torch.float32 or matrices.ndim != 3 or torch.is_grad_enabled():
         return None
     if not triton_runs_on(matrices.device):
@@ -298,7 +298,7 @@ def equalize_norms(factors: Sequence[Tensor], keep: int | None) -> None:
 class Chain(Coupling):
     r"""Base class for couplings that apply one small factor per mode, one mode at a time.
 
-    The intermediate states have shape (n, bond, m_1 .. m_D). Each mode has its visible size before its factor is
+    The intermediate states have shape (n, bond, m_1, ..., m_D). Each mode has its visible size before its factor is
     applied and its hidden size afterwards. Gradients reuse the intermediate states of both directions, so all gradients
     together take 2 (D - 1) products instead of D (D - 1).
     """

@@ -49,8 +49,8 @@ class CP(Coupling):
     def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
         if len(hidden_shape) != 1:
             raise ValueError(
-                f"CP coupling requires a hidden vector, got hidden shape {hidden_shape}: "
-                f"use ({math.prod(hidden_shape)},), or a Kronecker coupling for hidden arrays"
+                f"CP couplings require a hidden vector, got hidden shape {hidden_shape}; "
+                f"use hidden shape ({math.prod(hidden_shape)},) or a Kronecker coupling"
             )
         self.hidden_factor = nn.Parameter(torch.zeros(hidden_shape[0], self.rank))
         self.visible_factors = nn.ParameterList(nn.Parameter(torch.zeros(size, self.rank)) for size in visible_shape)
@@ -105,13 +105,13 @@ class CP(Coupling):
     def operations(self) -> int:
         """Number of multiplications per sample.
 
-        For each term, there is one per remaining entry at each visible mode, and one per hidden unit.
+        For each term, there is one multiplication per remaining entry at each visible mode and one per hidden unit.
         """
         total = sum(math.prod(self.visible_shape[mode:]) for mode in range(len(self.visible_shape)))
         return self.rank * (total + self.hidden_shape[0])
 
     def gains(self) -> dict[str, Tensor]:
-        """Return the gain of each factor: the product of the squared norms of the other factors, summed over terms."""
+        """Return the gain of each factor: the product of the squared norms of the others, summed over terms."""
         norms = {name: (factor**2).sum(0) for name, factor in self.named_parameters()}
         others = {name: [norms[other] for other in norms if other != name] for name in norms}
         return {name: functools.reduce(torch.mul, parts).sum() for name, parts in others.items()}

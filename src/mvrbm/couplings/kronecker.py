@@ -1,4 +1,4 @@
-"""Kronecker couplings: sums of Kronecker products, from the paper's bilinear map to the full matrix."""
+"""Kronecker couplings: sums of Kronecker products, from a single bilinear map to a full matrix."""
 
 import functools
 import math
@@ -14,8 +14,8 @@ from mvrbm.validation import whole_number
 class Kronecker(Chain):
     r"""Sum of :math:`R` Kronecker products, :math:`W = \sum_r U_1^r \otimes \dots \otimes U_D^r`.
 
-    With rank 1 and order 2, this is the paper's bilinear map, :math:`W X = U X V^\top`. With rank 1 and any order, it
-    is the tensor form of that map, :math:`W X = X \times_1 U_1 \times_2 \dots \times_D U_D`. At full rank, :math:`W`
+    With rank 1 and order 2, this is the bilinear map of the MVRBM, :math:`W X = U X V^\top`. With rank 1 and any order,
+    it is the tensor form of that map, :math:`W X = X \times_1 U_1 \times_2 \dots \times_D U_D`. At full rank, :math:`W`
     can be any matrix.
 
     Parameters
@@ -39,7 +39,7 @@ class Kronecker(Chain):
 
     References
     ----------
-    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: equation (3).
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016, equation (3).
     """
 
     name = "kronecker"
@@ -55,7 +55,8 @@ class Kronecker(Chain):
         order = same_order("Kronecker", visible_shape, hidden_shape)
         if any(not 0 <= mode < order for mode in self.summed_modes) or len(self.summed_modes) == order:
             raise ValueError(
-                f"summed_modes must be in 0..{order - 1} and must not include all modes, got {list(self.summed_modes)}"
+                f"summed_modes must be between 0 and {order - 1} and must not include all modes, "
+                f"got {list(self.summed_modes)}"
             )
         self.factors = nn.ParameterList(
             nn.Parameter(
@@ -97,7 +98,7 @@ class Kronecker(Chain):
         return product[None]
 
     def gains(self) -> dict[str, Tensor]:
-        """Return the gain of each factor: the product of the squared norms of the other factors, summed over terms."""
+        """Return the gain of each factor: the product of the squared norms of the others, summed over terms."""
         norms = [squared_norms(factor) for factor in self.factors]  # (R,) each
         gains = {}
         for mode, factor in enumerate(self.factors):
@@ -128,6 +129,6 @@ class Kronecker(Chain):
 def _around(state: Tensor, mode: int) -> tuple[int, int, int]:
     """Return the total size of the axes before a mode, the size of the mode, and the total size of the axes after it.
 
-    The state has shape (n, 1, m_1 .. m_D).
+    The state has shape (n, 1, m_1, ..., m_D).
     """
     return math.prod(state.shape[: mode + 2]), state.shape[mode + 2], math.prod(state.shape[mode + 3 :])

@@ -19,7 +19,7 @@ class MPO(Chain):
     Parameters
     ----------
     bond : int or sequence of int
-        Size of the bonds between neighboring modes: one integer for all bonds, or one per bond.
+        Sizes of the bonds between neighboring modes, given as one integer for all bonds or one per bond.
 
     Attributes
     ----------
@@ -45,7 +45,9 @@ class MPO(Chain):
         order = same_order("MPO", visible_shape, hidden_shape)
         inner = (self.bond,) * (order - 1) if isinstance(self.bond, int) else self.bond
         if len(inner) != order - 1:
-            raise ValueError(f"MPO coupling of order {order} has {order - 1} bonds, got bond={list(inner)}")
+            raise ValueError(
+                f"an MPO coupling of order {order} requires {order - 1} bond sizes, got bond={list(inner)}"
+            )
         widths = (1, *inner, 1)
         self.factors = nn.ParameterList(
             nn.Parameter(torch.zeros(widths[d], hidden_shape[d], visible_shape[d], widths[d + 1])) for d in range(order)

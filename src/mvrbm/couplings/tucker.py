@@ -24,8 +24,8 @@ class Tucker(Coupling):
     Parameters
     ----------
     rank : int or sequence of int
-        Sizes :math:`R_d` of the compressed modes: one integer for all modes, or one per visible mode. A visible mode
-        that is smaller than its rank keeps its size.
+        Sizes :math:`R_d` of the compressed modes, given as one integer for all modes or one per visible mode. A visible
+        mode that is smaller than its rank keeps its size.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Tucker(Coupling):
         ranks = (self.rank,) * len(visible_shape) if isinstance(self.rank, int) else self.rank
         if len(ranks) != len(visible_shape):
             raise ValueError(
-                f"Tucker coupling requires one rank per visible mode, got rank={list(ranks)} for shape {visible_shape}"
+                f"Tucker couplings require one rank per visible mode, got rank={list(ranks)} for shape {visible_shape}"
             )
         compressed = tuple(min(pair) for pair in zip(ranks, visible_shape, strict=True))
         self.compression, self.core = Kronecker(), Dense()
@@ -76,11 +76,11 @@ class Tucker(Coupling):
 
     @property
     def operations(self) -> int:
-        """Number of multiplications per sample: those in the compression, plus one per entry of the core."""
+        """Number of multiplications per sample, which includes the compression and one per entry of the core."""
         return self.compression.operations + self.core.operations
 
     def gains(self) -> dict[str, Tensor]:
-        """Return the gains of the core and each factor: the product of the squared norms of all the others."""
+        """Return the gain of the core and of each factor: the product of the squared norms of all the others."""
         core = squared_norms(self.core.weight)
         gains = {f"compression.{key}": core * gain for key, gain in self.compression.gains().items()}
         factors = [squared_norms(factor[0]) for factor in self.compression.factors]
