@@ -11,7 +11,7 @@ def test_devices_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device() == resolve_device("cpu") == resolve_device(torch.device("cpu")) == torch.device("cpu")
     for device in ("cuda", "cuda:1", torch.device("cuda")):
-        with pytest.raises(ValueError, match="PyTorch found no GPU: use 'cpu' or 'auto'"):
+        with pytest.raises(ValueError, match="PyTorch found no GPU; use 'cpu' or 'auto'"):
             resolve_device(device)
 
 

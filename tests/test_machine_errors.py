@@ -144,7 +144,7 @@ REFUSED = [  # (what, the call, what the message has to say)
     ("half a rank", lambda: Kronecker(rank=1.5), ["Kronecker rank", "whole number", "1.5"]),
     ("bond 0", lambda: MPO(bond=0), ["MPO bond", "at least 1", "0"]),
     ("a bond of 0 among others", lambda: MPO(bond=(2, 0)), ["MPO bond", "at least 1", "0"]),
-    ("too few bonds", lambda: MPO(bond=(2,)).connect((2, 2, 2), (2, 2, 2)), ["order 3", "2 bonds", "[2]"]),
+    ("too few bonds", lambda: MPO(bond=(2,)).connect((2, 2, 2), (2, 2, 2)), ["order 3", "2 bond sizes", "[2]"]),
     (
         "orders that do not match",
         lambda: BoltzmannMachine(Bernoulli((2, 3)), Bernoulli(4), Kronecker()),
@@ -152,7 +152,11 @@ REFUSED = [  # (what, the call, what the message has to say)
     ),
     ("orders that do not match an operator", lambda: MPO().connect((2,), (2, 2)), ["MPO", "(2,)", "(2, 2)"]),
     ("a hidden matrix for CP", lambda: CP().connect((2, 3), (4, 5)), ["hidden vector", "(4, 5)", "(20,)"]),
-    ("every mode summed", lambda: Kronecker(summed_modes=(0, 1)).connect((2, 2), (1, 1)), ["summed_modes", "0..1"]),
+    (
+        "every mode summed",
+        lambda: Kronecker(summed_modes=(0, 1)).connect((2, 2), (1, 1)),
+        ["summed_modes", "between 0 and 1"],
+    ),
     ("a mode that is not there", lambda: Kronecker(summed_modes=(2,)).connect((2, 2), (1, 2)), ["summed_modes", "[2]"]),
     ("a size of 0", lambda: Bernoulli((3, 0)), ["Bernoulli shape", "at least 1", "(3, 0)"]),
     ("no size", lambda: Gaussian(()), ["Gaussian shape", "()"]),

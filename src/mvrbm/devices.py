@@ -50,7 +50,7 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
             raise ValueError(f"device '{device}' is not supported by this PyTorch installation") from error
         return resolved
     if not torch.cuda.is_available():
-        raise ValueError(f"device is '{device}', but PyTorch found no GPU: use 'cpu' or 'auto'")
+        raise ValueError(f"device is '{device}', but PyTorch found no GPU; use 'cpu' or 'auto'")
     if resolved.index is not None:
         return resolved
     rank = os.environ.get("LOCAL_RANK")

@@ -126,7 +126,7 @@ class World:
 
     @contextlib.contextmanager
     def raise_together(self, *errors: type[Exception]) -> Iterator[None]:
-        """Raise an error on all processes if any process raises one of `errors` inside the context.
+        """Raise an error on all processes if any process raises one of the `errors` inside the context.
 
         Without this, the other processes would wait for the failed process until they time out.
         """

@@ -68,10 +68,10 @@ class Graph:
 def to_onnx(estimator: Any, path: str | os.PathLike[str], method: str = "transform", *, check: bool = True) -> Path:
     r"""Export one method of a fitted estimator to an ONNX file.
 
-    The exported model has one input named ``X``, or one input per modality with the name of the modality. Inputs are
+    The exported model has one input named ``X``, or one input per modality, named after the modality. Inputs are
     float32 and have shape (n, \*visible_shape), or (n, n_features) if the estimator was fitted on rows, for any n. For
-    Bernoulli units, divide bytes by 255. The output is ``features``, ``reconstruction`` or ``probabilities``. With
-    several modalities, there is one output ``reconstruction_NAME`` per modality.
+    Bernoulli units, divide uint8 values by 255. The output is ``features``, ``reconstruction`` or ``probabilities``.
+    With several modalities, there is one output ``reconstruction_NAME`` per modality.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def to_onnx(estimator: Any, path: str | os.PathLike[str], method: str = "transfo
         if not difference <= _TOLERANCE:
             raise ExportError(
                 f"the ONNX model of {type(estimator).__name__}.{method} differs from the estimator by "
-                f"{difference:.3g}, more than {_TOLERANCE:g}: {path} was not written"
+                f"{difference:.3g}, more than {_TOLERANCE:g}; {path} was not written"
             )
     with replace_file(path) as file:
         file.write(content)
@@ -156,7 +156,7 @@ def graph_of(estimator: Any, method: str) -> Graph:
         return _classifier_graph(estimator)
     machines = getattr(estimator, "machines_", None) or [getattr(estimator, "machine_", None)]
     if not all(isinstance(machine, BoltzmannMachine) for machine in machines):
-        raise ValueError(f"{type(estimator).__name__} has neither a machine nor a method onnx_graph")
+        raise ValueError(f"{type(estimator).__name__} has neither a machine nor an onnx_graph method")
     return machine_graph(machines, method, rows=not getattr(estimator, "takes_arrays", True))
 
 
@@ -261,9 +261,7 @@ def _classifier_graph(estimator: Any) -> Graph:
     network = getattr(estimator, "network_", None)
     machine: Any = getattr(estimator, "machine_", None) if network is None else network.stack[0]
     if network is None and LABEL not in getattr(machine, "layers", {}):
-        raise ValueError(
-            f"{type(estimator).__name__} has neither a network, nor a label layer, nor a method onnx_graph"
-        )
+        raise ValueError(f"{type(estimator).__name__} has no network, label layer or onnx_graph method")
     module = _LabelPosterior(machine) if network is None else nn.Sequential(_portable(network), nn.Softmax(1))
     examples = _examples(machine, VISIBLE)
     if not estimator.takes_arrays:
@@ -309,7 +307,7 @@ def _encode(graph: Graph, metadata: Mapping[str, str]) -> bytes:
     for value in (*model.graph.input, *model.graph.output):
         axis = value.type.tensor_type.shape.dim[0]
         if not axis.dim_param:
-            raise ExportError(f"'{value.name}' has a fixed number of samples: the module must not use len(x)")
+            raise ExportError(f"'{value.name}' has a fixed number of samples; the module must not call len on a tensor")
         axis.dim_param = "n"
     onnx.helper.set_model_props(model, dict(metadata))
     onnx.checker.check_model(model, full_check=True)
@@ -368,7 +366,7 @@ def _tidy(model: Any, names: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress warnings from PyTorch's exporter, because users cannot act on them."""
+    """Suppress warnings from PyTorch's exporter that users cannot act on."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

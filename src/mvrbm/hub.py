@@ -1,6 +1,6 @@
 """Share models on the Hugging Face Hub, write model cards, and locate the models included in this package.
 
-The package `huggingface_hub` (extra ``hub``) uploads, downloads and caches files. It is not required for writing a
+The `huggingface_hub` package (extra ``hub``) uploads, downloads and caches files. It is not required for writing a
 folder with a model card. Only the files that make up a model are downloaded. :mod:`mvrbm.saving` then reads and
 validates them like any other model folder.
 """
@@ -64,7 +64,7 @@ class ModelCard:
     license : str, optional
         License for the weights, as a Hugging Face Hub identifier such as ``"bsd-3-clause"`` or ``"cc-by-4.0"``.
     figures : mapping of str to value
-        Evaluation results by name, such as ``{"test log-likelihood (nats)": -84.6}``. The names should state the
+        Evaluation results, keyed by name, such as ``{"test log-likelihood (nats)": -84.6}``. The names should state the
         evaluation data and the command that produced the results.
 
     Examples
@@ -115,7 +115,7 @@ def save_pretrained(model: Any, folder: str | os.PathLike[str], **card: Any) -> 
     elif callable(getattr(model, "save_pretrained", None)):
         model.save_pretrained(folder, **card)
     else:
-        raise StorageError(f"a {type(model).__name__} cannot be saved: it is neither a machine nor an estimator")
+        raise StorageError(f"expected a machine or an estimator, but got an object of type {type(model).__name__}")
     return Path(folder)
 
 
@@ -169,7 +169,7 @@ def find(model: str | os.PathLike[str]) -> Path:
     folder takes precedence over an included model of the same name.
     """
     if model == "":
-        raise StorageError("the model name is empty: specify a model folder or the name of a model")
+        raise StorageError("the model name is empty; specify a model folder or the name of a model")
     if is_hub_name(model):
         return download(str(model))
     folder = recover_folder(Path(model))
@@ -177,7 +177,7 @@ def find(model: str | os.PathLike[str]) -> Path:
         return folder
     if str(model) in SHIPPED:
         return _WEIGHTS / model
-    raise StorageError(f"{folder} does not exist, and it is not the name of an included model ({', '.join(SHIPPED)})")
+    raise StorageError(f"{folder} does not exist and is not the name of an included model ({', '.join(SHIPPED)})")
 
 
 def is_hub_name(model: str | os.PathLike[str]) -> bool:
@@ -220,7 +220,7 @@ def _check_files(name: str, api: Any, repository: str, revision: str | None) -> 
     total = sum(sizes.values())
     if total > _LARGEST_DOWNLOAD:
         raise StorageError(
-            f"'{name}' on the Hugging Face Hub has {total:,} bytes, which exceeds the limit of {_LARGEST_DOWNLOAD:,}: "
+            f"'{name}' on the Hugging Face Hub has {total:,} bytes, which exceeds the limit of {_LARGEST_DOWNLOAD:,}; "
             "if you trust the model, download it with 'hf download' and load the folder"
         )
 

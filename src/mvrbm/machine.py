@@ -111,12 +111,12 @@ class BoltzmannMachine(nn.Module):
 
     @functools.cached_property
     def layers(self) -> dict[str, Unit]:
-        """Visible units by layer name."""
+        """Visible units, keyed by layer name."""
         return {name: cast(Unit, unit) for name, unit in self.visible.items()}
 
     @functools.cached_property
     def links(self) -> dict[str, Coupling]:
-        """Couplings by the name of the visible layer that they connect."""
+        """Couplings, keyed by the name of the visible layer that they connect to the hidden layer."""
         return {name: cast(Coupling, coupling) for name, coupling in self.couplings.items()}
 
     @property
@@ -126,7 +126,7 @@ class BoltzmannMachine(nn.Module):
 
     @property
     def is_new(self) -> bool:
-        """Whether the parameters have not changed since construction by training, loading or assignment."""
+        """Whether the parameters still have their initial values and have not been trained, loaded or assigned."""
         return math.isclose(self._initial_size, self._parameter_size(), rel_tol=_SAME_SIZE)
 
     @torch.no_grad()
@@ -259,7 +259,7 @@ class BoltzmannMachine(nn.Module):
             batch = {next(iter(self.visible)): visible}
         else:
             raise ValueError(
-                f"this machine has visible layers {list(self.visible)}: pass a mapping from these names to arrays"
+                f"this machine has several visible layers; pass a mapping from {list(self.visible)} to arrays"
             )
         if set(batch) != set(self.visible):
             raise ValueError(f"expected visible layers {sorted(self.visible)}, got {sorted(batch)}")
@@ -280,14 +280,14 @@ class BoltzmannMachine(nn.Module):
         return tensor
 
     def as_masks(self, mask: Visible | None, visible: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-        """Return a dict from layer names to masks of known entries. The mask is None if no entry of a layer is known.
+        """Return a dict from layer names to masks of known entries. A mask is None if all entries are unknown.
 
         Each mask has shape (n, *layer shape) and is True where the value is known. A mask without a sample axis applies
         to all samples. Layers that are not in `mask` are unknown. Padding in `visible` counts as known.
         """
         if mask is not None and not isinstance(mask, Mapping):
             if len(self.visible) > 1:
-                raise ValueError(f"mask must be a mapping from layer names in {list(self.visible)} to arrays")
+                raise ValueError(f"mask must be a mapping from the layer names {list(self.visible)} to arrays")
             mask = {next(iter(self.visible)): mask}
         given = dict(mask or {})
         if not set(given) <= set(self.visible):
@@ -296,29 +296,29 @@ class BoltzmannMachine(nn.Module):
 
     @torch.no_grad()
     def check_parameters(self) -> None:
-        """Raise ValueError if any parameter is too large for stable computation, or if the energy is unbounded."""
+        """Raise ValueError if any parameter is too large for stable computation or the energy is unbounded below."""
         for name, unit in {**self.layers, "hidden": self.hidden}.items():
             unit.check_parameters(name)
         for name, link in self.links.items():
             # W is linear in each factor, so the norm of W is at most the product of the norms of the factors.
             norms = [float(torch.linalg.vector_norm(factor, dtype=torch.float64)) for factor in link.parameters()]
             if math.prod(norms) > LARGEST_PARAMETER:
-                raise ValueError(f"the coupling for layer '{name}' is too large: its factors have norms {norms}")
+                raise ValueError(f"the coupling for layer '{name}' is too large because its factors have norms {norms}")
         self.check_bounded()
 
     def check_bounded(self) -> None:
         """Raise ValueError if the energy of coupled Gaussian layers has no lower bound.
 
-        With entries measured in standard deviations, the energy is bounded if and only if the joint `W` of the Gaussian
-        visible layers has a spectral norm below 1.
+        With entries measured in standard deviations, the energy is bounded below if and only if the joint `W` of the
+        Gaussian visible layers has a spectral norm below 1.
         """
         if self.like.is_meta:  # meta tensors have no values to check
             return
         norm = self.gaussian_norm()
         if norm >= 1:
             raise ValueError(
-                "the energy is unbounded: the coupling between Gaussian visible and hidden layers has spectral norm "
-                f"{norm:.4g}, which must be below 1: use a smaller initial std, or Bernoulli hidden units"
+                "the energy is unbounded below because the coupling between Gaussian visible and hidden layers has "
+                f"spectral norm {norm:.4g}, which must be below 1; use a smaller initial std or Bernoulli hidden units"
             )
 
     @torch.no_grad()
@@ -331,7 +331,7 @@ class BoltzmannMachine(nn.Module):
         size = int(np.prod(self.hidden.shape))
 
         def gram(columns: Tensor) -> Tensor:
-            """Multiply rows, of shape (n, hidden size), by the sum of W W' over all Gaussian layers."""
+            """Multiply vectors, of shape (n, hidden size), by the sum of W W' over all Gaussian layers."""
             y = columns.reshape(-1, *self.hidden.shape)
             return functools.reduce(operator.add, [link.to_hidden(link.to_visible(y)) for link in links]).flatten(1)
 
@@ -392,16 +392,16 @@ def _check_shape(tensor: Tensor, name: str, shape: tuple[int, ...]) -> None:
     if tensor.ndim != len(shape) + 1:
         raise ValueError(
             f"layer '{name}' expects arrays of shape (n, {', '.join(map(str, shape))}), with samples along the "
-            f"first axis, got shape {tuple(tensor.shape)}"
+            f"first axis, but got shape {tuple(tensor.shape)}"
         )
     for mode, (got, wanted) in enumerate(zip(given, shape, strict=True), start=1):
         if got != wanted:
             raise ValueError(
-                f"layer '{name}' expects arrays of shape {shape}, got {given}: "
+                f"layer '{name}' expects arrays of shape {shape}, but got {given}: "
                 f"mode {mode} has {got} entries instead of {wanted}"
             )
     if len(tensor) == 0:
-        raise ValueError(f"layer '{name}' got an empty batch: at least one sample is required")
+        raise ValueError(f"layer '{name}' got an empty batch, but at least one sample is required")
 
 
 def _mask_of(mask: Any, name: str, unit: Unit, x: Tensor) -> Tensor | None:

@@ -82,7 +82,7 @@ def as_shape(shape: int | Sequence[int], name: str) -> tuple[int, ...]:
     except TypeError:
         raise ValueError(f"{name} must contain only integers, got {shape}") from None
     if not sizes or min(sizes) < 1:
-        raise ValueError(f"{name} must have one or more sizes, each at least 1, got {sizes}")
+        raise ValueError(f"{name} must contain one or more sizes, each at least 1, got {sizes}")
     return sizes
 
 

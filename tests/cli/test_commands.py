@@ -380,7 +380,7 @@ def test_no_gpu(mvrbm, place, monkeypatch, command):
     former = there(place)
     code, out, err = mvrbm(command, "--device", "cuda")
     assert (code, out) == (1, "")
-    assert re.fullmatch("error: device is 'cuda', but PyTorch found no GPU: .*", err.splitlines()[-1])
+    assert re.fullmatch("error: device is 'cuda', but PyTorch found no GPU; .*", err.splitlines()[-1])
     assert there(place) == former
 
 
@@ -809,7 +809,7 @@ def test_python_m_mvrbm(place):
     result = subprocess.run([sys.executable, "-m", "mvrbm", "info", "gone"], capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
-        "error: gone does not exist, and it is not the name of an included model (digits, labeled-digits)\n"
+        "error: gone does not exist and is not the name of an included model (digits, labeled-digits)\n"
     )
 
 

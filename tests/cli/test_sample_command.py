@@ -120,4 +120,4 @@ def test_models_that_come_with_the_package_are_taken_by_name(mvrbm):
     assert "15,409" in out
     code, out, err = mvrbm("sample digit b.png")
     assert (code, out) == (1, "")
-    assert err == "error: digit does not exist, and it is not the name of an included model (digits, labeled-digits)\n"
+    assert err == "error: digit does not exist and is not the name of an included model (digits, labeled-digits)\n"
