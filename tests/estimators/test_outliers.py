@@ -6,7 +6,7 @@ import torch
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mvrbm
-from mvrbm import MVRBMOutlierDetector, RandomSource
+from mvrbm import TVRBM, Dense, MVRBMOutlierDetector, RandomSource
 from mvrbm.likelihood.masked import block_masks, masked_errors
 
 
@@ -92,6 +92,14 @@ def test_scores_and_maps_compare_errors_with_variances_times_the_dispersion():
     np.testing.assert_allclose(detector.score_samples(x), dispersion * variance - error, atol=1e-9)
     errors, variances, _ = errors_and_variances(detector, x, (4, 4), parts=8, rounds=4)
     np.testing.assert_allclose(detector.explain(x), means_around(errors - dispersion * variances, 1), atol=1e-9)
+
+
+def test_the_model_is_one_trained_without_the_detector():
+    x = np.random.default_rng(0).normal(size=(30, 4))
+    detector = MVRBMOutlierDetector(n_epochs=2, batch_size=10, learning_rate=0.1, random_state=5).fit(x)
+    settings = {"visible": "gaussian", "recipe": "generative", "n_epochs": 2, "batch_size": 10, "learning_rate": 0.1}
+    alone = TVRBM((4,), coupling=Dense(), random_state=5, **settings).fit(x)
+    np.testing.assert_array_equal(detector.model_.components_, alone.components_)
 
 
 def test_bytes_are_the_same_data(data, detector):

@@ -108,3 +108,32 @@ def test_errors_are_measured_on_held_out_entries():
     for found, error in ((first, trainer.linear_error()), (corrected, trainer._score(correction)()[0])):
         squares = (np.arange(1, 6) * (found - samples.x.numpy()) ** 2)[held]
         assert error == pytest.approx(np.sqrt(squares.mean()), rel=1e-9)
+
+
+@pytest.mark.parametrize("best", ["gaussian", "bernoulli"])
+def test_short_trials_choose_the_units_with_the_smaller_error(best, monkeypatch):
+    trained = []
+
+    def train_one(self, filled, n_epochs):
+        trained.append((filled, n_epochs))
+        return 0.1 if filled == best else 0.2, filled
+
+    monkeypatch.setattr(CorrectionTrainer, "_train_one", train_one)
+    factors = Factors(SCALING.center, torch.eye(5, 2).double(), torch.ones(5).double())
+    trainer = CorrectionTrainer(
+        factors,
+        SCALING,
+        random_samples(1000),
+        (5,),
+        torch.ones(5),
+        "rectified",
+        20,
+        None,
+        100,
+        0.1,
+        RandomSource(2),
+        print,
+    )
+    assert trainer.train() == (0.1, best)
+    # Ten updates per epoch: 300 updates per trial, and 3,000 updates with the chosen units.
+    assert trained == [("gaussian", 30), ("bernoulli", 30), (best, 300)]

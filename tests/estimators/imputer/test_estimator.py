@@ -129,6 +129,30 @@ def test_tables_with_numbers_and_categories():
         imputer.transform(holes.assign(color="pink"))
 
 
+def test_predictions_stay_in_the_range_of_the_data():
+    rng = np.random.default_rng(0)
+    line = -1 - rng.random((50, 1))  # all values are negative
+    x = line * [1, 2, 3] + 0.01 * rng.normal(size=(50, 3))
+    x[rng.random(x.shape) < 0.1] = np.nan
+    extremes = [[-9, np.nan, np.nan], [0, np.nan, np.nan]]
+    low, high = np.nanmin(x, 0), np.nanmax(x, 0)
+    by_column = MVRBMImputer("none", random_state=0).fit(x).transform(extremes)
+    np.testing.assert_allclose(by_column, [[-9, *low[1:]], [0, *high[1:]]])
+    whole = MVRBMImputer("none", sample_axes=1, random_state=0).fit(x.reshape(50, 1, 3))
+    np.testing.assert_allclose(
+        whole.transform(np.reshape(extremes, (2, 1, 3)))[:, 0], [[-9, *[low.min()] * 2], [0, *[high.max()] * 2]]
+    )
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3)])
+def test_corrections_get_samples_in_standard_deviations(shape):
+    x = np.random.default_rng(0).normal(size=(40, *shape)) * np.arange(1, 7).reshape(shape)
+    scaling = MVRBMImputer("rectified", n_factors=1, n_epochs=1, random_state=0).fit(x)._predictor.scaling
+    variances = x.var(0).reshape(-1)
+    expected = np.sqrt(variances if len(shape) == 1 else np.full(6, variances.mean()))
+    np.testing.assert_allclose(scaling.scale, expected)
+
+
 def test_columns_without_values_are_dropped_or_zero():
     x = np.random.default_rng(0).normal(size=(30, 4))
     x[:, 2] = np.nan
