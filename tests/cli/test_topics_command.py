@@ -55,6 +55,15 @@ def test_shows_and_saves_topics(place, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+def test_options_are_those_of_the_topic_model(place):
+    options = "--topics 2 --max-words 3 --epochs 2 --seed 5 --device cpu --save model --quiet"
+    assert main(["topics", "pets.txt", *options.split()]) == 0
+    model = mvrbm.ReplicatedSoftmax(2, n_epochs=2, random_state=5, device="cpu")
+    model.fit(read_documents(place / "pets.txt", max_words=3)[0])
+    assert model.components_.shape == (2, 3)
+    np.testing.assert_array_equal(mvrbm.load("model", "cpu").components_, model.components_)
+
+
 ERRORS = [
     ("missing.txt", [], "missing.txt: no such file"),
     ("words", [], "words is neither a folder nor a supported file: .txt, .csv, .svm"),
