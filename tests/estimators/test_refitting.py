@@ -53,9 +53,9 @@ def plain(value):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: f"{estimator!r:.50}")
 def test_nothing_is_left_of_a_former_fit(estimator):
-    new = data(estimator, (3, 4), 2, 1)
+    new = data(estimator, (2, 2), 2, 1)
     once = clone(estimator).fit(*new)
-    again = clone(estimator).fit(*data(estimator, (5, 2), 3, 0)).fit(*new)
+    again = clone(estimator).fit(*data(estimator, (7, 6), 3, 0)).fit(*new)
     names = [name for name in dir(once) if name.endswith("_") and not name.startswith("_")]
     assert names == [name for name in dir(again) if name.endswith("_") and not name.startswith("_")]
     for name in names:
