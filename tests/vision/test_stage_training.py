@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mvrbm.random import RandomSource
+from mvrbm.vision import PhotoDenoiser, SuperResolver, TrainingStep
 from mvrbm.vision.degradation import SimulatedNoise, SimulatedSalt
 from mvrbm.vision.stage_training import cut_crops, divergence_patches, image_loss
 from mvrbm.vision.stages import StageSequence, SymmetricStage
@@ -75,3 +76,29 @@ def test_the_loss_of_images_counts_the_last_stage_most_and_errors_by_level(simul
             expected += 100 * weight * float((error**2).mean()) / (level + 0.004)
     assert float(loss(torch.arange(3))) == pytest.approx(expected, rel=1e-4)
     assert weights.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **settings: SuperResolver(2, 4, (2, 2), 1, **settings),
+        lambda **settings: SuperResolver(2, 4, (2, 2), 1, symmetric=False, n_patches=50, n_epochs=1, **settings),
+        lambda **settings: PhotoDenoiser("gray", patch=(4,), stride=(2,), hidden_shape=(2, 2), rank=1, **settings),
+    ],
+    ids=["symmetric", "plain", "denoiser"],
+)
+def test_a_second_fit_starts_anew_and_follows_the_seed(make):
+    images = np.random.default_rng(0).integers(0, 256, (2, 40, 40), dtype=np.uint8)
+    steps = [TrainingStep("images", n_samples=4, n_epochs=2, batch_size=2)] * 2
+
+    def fitted(seed, *sets):
+        model = make(steps=steps, random_state=seed, device="cpu")
+        for each in sets:
+            model.fit([each])
+        return model.history_, torch.cat([p.detach().flatten() for p in model.stages_.parameters()])
+
+    once, again, other = fitted(1, images[1]), fitted(1, images[0], images[1]), fitted(2, images[1])
+    assert len(once[0]) == 4  # two steps of two epochs
+    assert again[0] == once[0]
+    assert torch.equal(again[1], once[1])
+    assert not torch.equal(other[1], once[1])

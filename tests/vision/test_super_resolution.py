@@ -175,6 +175,8 @@ def test_patches_are_pieces_of_the_images(scale, patch, stride, random):
         assert size == pytest.approx(0.01 + np.sqrt(np.mean([each**2 for each in truth.values()])), rel=1e-5)
         for name, each in truth.items():
             np.testing.assert_allclose(layers[name][number] * size, each, atol=1e-5)
+    every = cut_patches([image], scale, stage, 10_000)
+    assert len(every.scales) == len(np.unique(every.missing, axis=0)) == np.prod(patches.shape[:2])
 
 
 def test_flat_patches_are_left_out_and_flips_come_in(random):
