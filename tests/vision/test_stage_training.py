@@ -55,6 +55,16 @@ def test_layers_of_a_patch_are_the_missing_part_and_four_derivatives(coded):
         np.testing.assert_allclose(layers[1:].reshape(4, 4, 4), derivatives / r, atol=1e-5)
 
 
+def test_all_positions_in_all_images_are_equally_likely_for_a_crop():
+    images = [np.zeros((40, 40), np.uint8), np.full((8, 8), 255, np.uint8), np.full((7, 90), 128, np.uint8)]
+    crops = cut_crops(images, 8, 500, color=False, augment=False, seed=0)
+    # A crop has 33 * 33 positions in the first image, 1 in the second one, and none in the last one. On average,
+    # 0.46 crops come from the second image. More than 10 would have a probability of less than 1e-10.
+    white = int((crops == 255).all(3).all(2).sum())
+    assert white <= 10
+    assert int((crops == 0).all(3).all(2).sum()) == 500 - white
+
+
 @pytest.mark.parametrize("simulation", [SimulatedNoise(), SimulatedSalt()], ids=["noise", "salt"])
 @torch.no_grad()
 def test_the_loss_of_images_counts_the_last_stage_most_and_errors_by_level(simulation):
