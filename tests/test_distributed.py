@@ -15,8 +15,10 @@ from safetensors.torch import load_file
 import mvrbm
 from distributed_jobs import CASES, SAMPLES, bits, gray, long_training, swept, train_case
 from mvrbm import load
+from mvrbm.data.sources import Batch
 from mvrbm.distributed import World
-from mvrbm.training import Recipe, TemperedPCD, Trainer
+from mvrbm.training import CD, PCD, Recipe, TemperedPCD, Trainer
+from mvrbm.updates.gradient import contrast_by_autograd
 
 HERE = Path(__file__).parent
 JOBS = str(HERE / "distributed_jobs.py")
@@ -150,6 +152,25 @@ def test_estimators_and_the_command_line_only_need_torchrun(folder):
     assert "".join(errors).count("epoch 5 of 5") == 1
     for name in ("by-estimator", "by-command"):
         assert float(load(folder / name).machine_.links["visible"].factors[0].detach().norm()) > 0.1
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("n_chains", [0, 7, 12])
+def test_gradients_of_all_processes_add_up_to_the_gradient_of_one(n_chains, size):
+    machine = bits().double()
+    data, chains = gray(11, 6, 5), gray(n_chains or 11, 6, 5, seed=1)
+    trainer = Trainer(machine, Recipe(negative=PCD(n_chains) if n_chains else CD()), world=World())
+    total = {name: torch.zeros_like(parameter) for name, parameter in machine.named_parameters()}
+    for rank in range(size):
+        trainer.world = world = World(rank, size)
+        own, own_chains = world.part_of(len(data)), world.part_of(len(chains))
+        share = trainer._share_of(Batch({"visible": data[own]}, {}, total=11, first=own.start))
+        assert (share.first_sample, share.first_chain) == (own.start, own_chains.start)
+        states = {"visible": data[own]}, {"visible": chains[own_chains]}
+        for name, part in contrast_by_autograd(machine, *states, share).items():
+            total[name] += part
+    for name, whole in contrast_by_autograd(machine, {"visible": data}, {"visible": chains}).items():
+        torch.testing.assert_close(total[name], whole, rtol=1e-10, atol=1e-12)
 
 
 def test_fewer_chains_than_processes_are_an_error():

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from mvrbm import MVRBMImputer
 from mvrbm.cli import main
 
 
@@ -30,6 +31,17 @@ def test_arrays_are_filled_in_by_a_new_and_by_a_saved_imputer(place, capsys):
     np.testing.assert_allclose(np.load("b.npy"), filled)
     assert main(["impute", "holes.npy", "c.npy", "--model", "model", "-n", "10:20"]) == 0
     np.testing.assert_allclose(np.load("c.npy"), filled[10:20])
+
+
+def test_options_are_those_of_the_imputer(place):
+    train = np.random.default_rng(1).normal(size=(50, 6))
+    train[::3, 4] = np.nan
+    np.save(place / "train.npy", train)
+    options = "--train train.npy --epochs 2 --seed 5 --device cpu --quiet --deviations d.npy -n 10:30"
+    assert main(["impute", "holes.npy", "a.npy", *options.split()]) == 0
+    imputer, holes = MVRBMImputer(n_epochs=2, random_state=5, device="cpu").fit(train), np.load("holes.npy")[10:30]
+    np.testing.assert_array_equal(np.load("a.npy"), imputer.transform(holes))
+    np.testing.assert_array_equal(np.load("d.npy"), imputer.standard_deviation(holes))
 
 
 def test_tables_keep_their_columns(place):

@@ -52,6 +52,15 @@ def test_scores_and_maps_are_those_of_the_detector_that_is_saved(place, capsys):
 
 
 @pytest.mark.usefixtures("place")
+def test_options_are_those_of_the_detector():
+    options = "--train normal.npy --contamination 0.2 --epochs 2 --seed 5 --device cpu --quiet"
+    assert main(["outliers", "mixed.npy", "scores.npy", *options.split()]) == 0
+    detector = mvrbm.MVRBMOutlierDetector(contamination=0.2, n_epochs=2, random_state=5, device="cpu")
+    scores = detector.fit(np.load("normal.npy")).decision_function(np.load("mixed.npy"))
+    np.testing.assert_array_equal(np.load("scores.npy"), scores)
+
+
+@pytest.mark.usefixtures("place")
 def test_a_model_of_another_kind_is_named_and_no_bar_goes_into_a_pipe(capfd):
     mvrbm.MVRBM((2, 2), n_epochs=1, device="cpu").fit(np.load("normal.npy")).save("drawer")
     assert main(["outliers", "mixed.npy", "o.npy", "--model", "drawer"]) == 1

@@ -41,6 +41,14 @@ def test_every_kind_of_file_gives_the_same_counts(place, name):
         assert read_documents(place / name)[1] == [str(number) for number in range(first, first + 4)]
 
 
+def test_words_of_a_single_document_and_stop_words_are_left_out(place):
+    (place / "few.txt").write_text("red red and blue\nblue and green\ngreen and blue yes\n")
+    counts, words = read_documents(place / "few.txt")
+    assert words == ["blue", "green"]
+    assert counts.toarray().tolist() == [[1, 0], [1, 1], [1, 1]]
+    assert read_documents(place / "few.txt", max_words=1)[1] == ["blue"]
+
+
 def test_shows_and_saves_topics(place, capsys):
     assert (
         main(["topics", "pets.txt", "--topics", "2", "--words", "3", "--epochs", "2", "--save", "model", "--json"]) == 0
@@ -53,6 +61,15 @@ def test_shows_and_saves_topics(place, capsys):
     assert mvrbm.load("model").top_words(n=3) == result["topics"]
     assert main(["topics", "pets.csv", "--topics", "2", "--epochs", "1", "--quiet"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_options_are_those_of_the_topic_model(place):
+    options = "--topics 2 --max-words 3 --epochs 2 --seed 5 --device cpu --save model --quiet"
+    assert main(["topics", "pets.txt", *options.split()]) == 0
+    model = mvrbm.ReplicatedSoftmax(2, n_epochs=2, random_state=5, device="cpu")
+    model.fit(read_documents(place / "pets.txt", max_words=3)[0])
+    assert model.components_.shape == (2, 3)
+    np.testing.assert_array_equal(mvrbm.load("model", "cpu").components_, model.components_)
 
 
 ERRORS = [

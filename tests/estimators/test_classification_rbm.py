@@ -8,8 +8,18 @@ import torch
 
 import mvrbm
 from enumeration import Written
-from mvrbm import Bernoulli, BoltzmannMachine, Categorical, ClassificationMVRBM, Dense, Kronecker, Rectified
+from mvrbm import (
+    Bernoulli,
+    BoltzmannMachine,
+    Categorical,
+    ClassificationMVRBM,
+    Dense,
+    Kronecker,
+    RandomSource,
+    Rectified,
+)
 from mvrbm.estimators.classification_rbm import label_log_posterior
+from mvrbm.estimators.labels import Labeled
 from mvrbm.training import Trainer
 from mvrbm.updates.recipe import RECIPES
 from tables import generator, machine_named, random_states, randomize
@@ -66,6 +76,57 @@ def test_discriminative_gradient_is_that_of_finite_differences(by_finite_differe
         parameter = machine.get_parameter(name)
         (slope,) = torch.autograd.grad(loss(), parameter)
         torch.testing.assert_close(slope, by_finite_differences(loss, parameter), rtol=1e-5, atol=1e-8, msg=name)
+
+
+@pytest.mark.parametrize("mode", ["discriminative", "hybrid"])
+def test_the_loss_is_that_of_enumerated_free_energies(mode, by_finite_differences):
+    rng = generator("loss of a classifier")
+    X, y = (rng.random((6, 2, 2)) < 0.5).astype(float), np.array([0, 1, 2] * 2)
+    model = ClassificationMVRBM((2, 1), mode=mode, blend=0.3, n_epochs=0, random_state=0).fit(X, y)
+    machine = model.machine_
+    randomize(machine, rng)
+    data = Labeled(torch.from_numpy(X), torch.from_numpy(y), torch.from_numpy(rng.random(6)))
+    rows = torch.tensor([5, 0, 3, 1])
+
+    def loss():
+        return model._loss(data, rows, RandomSource(1))
+
+    x, codes, weights = (part[rows] for part in data)
+    eye, numbers = torch.eye(3, dtype=torch.float64), RandomSource(1)
+    with torch.no_grad():
+        written = Written(machine)
+        free = torch.stack([written.free_energy({"visible": x, "label": eye[k].expand(4, 3)}) for k in range(3)], 1)
+        own = free[range(4), codes]
+        expected = (weights * (own + torch.logsumexp(-free, 1))).sum()  # -log p(label | data)
+        if mode == "hybrid":
+            hidden = machine.sample_hidden({"visible": x, "label": eye[codes]}, numbers)
+            chain = machine.sample_visible(hidden, numbers)
+            expected += 0.3 * (weights * (own - written.free_energy(chain))).sum()
+    torch.testing.assert_close(loss().detach(), expected, rtol=1e-10, atol=1e-10)
+    for name in ("couplings.visible.factors.0", "couplings.label.weight", "hidden.bias", "visible.label.bias"):
+        parameter = machine.get_parameter(name)
+        (slope,) = torch.autograd.grad(loss(), parameter)
+        # A step this small changes no sample of the chain.
+        torch.testing.assert_close(slope, by_finite_differences(loss, parameter), rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("visible", ["bernoulli", "gaussian"])
+def test_training_starts_with_hidden_fields_of_mean_zero(visible):
+    rng = np.random.default_rng(0)
+    X, weights = rng.random((50, 3, 4)) ** 3, rng.random(50)
+    y = np.arange(50) % 7 % 3  # classes of unequal size
+    model = ClassificationMVRBM((2, 5), visible=visible, n_epochs=0, random_state=0).fit(X, y, weights)
+    machine, share = model.machine_, weights / weights.sum()
+    mean = np.tensordot(share, X, 1)
+    deviation = np.sqrt(np.tensordot(share, (X - mean) ** 2, 1))
+    U, V = (factor[0].detach().numpy() for factor in machine.links["visible"].factors)
+    statistic = X / deviation if visible == "gaussian" else X
+    fields = np.einsum("ki,nij,lj->nkl", U, statistic, V)
+    np.testing.assert_allclose(np.tensordot(share, fields, 1), -machine.hidden.bias.detach(), atol=1e-9)
+    assert np.abs(machine.hidden.bias.detach().numpy()).max() > 0.1
+    frequency = np.array([share[y == label].sum() for label in range(3)])
+    bias = machine.layers["label"].bias.detach()
+    np.testing.assert_allclose(torch.softmax(bias, 0), frequency, atol=0.02)  # smoothed by pseudo-counts
 
 
 def test_the_classification_machine_is_a_machine(digits, labels, tmp_path):

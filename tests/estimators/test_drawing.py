@@ -11,6 +11,7 @@ import mvrbm
 from enumeration import Written, every_visible_state
 from mvrbm import MMVRBM, MVRBM, ClassificationMVRBM, DeepMVRBM, RandomSource
 from mvrbm.errors import RecipeWarning, StorageError
+from mvrbm.estimators import classification_rbm, multimodal
 from mvrbm.estimators.chains import MOST_CHAINS, initial_states_with_labels
 from mvrbm.estimators.labels import label_codes
 from mvrbm.sampling import match_label_shares
@@ -275,6 +276,22 @@ def test_labels_are_drawn_as_often_as_given():
     with torch.no_grad():
         p = torch.softmax(-Written(machine).free_energy(states), 0) @ states[names[1]]  # enumerated
     np.testing.assert_allclose(p, shares, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", [ClassificationMVRBM, MMVRBM])
+def test_labels_are_matched_to_their_frequencies_in_the_data(kind, monkeypatch):
+    matched = []
+    for module in (classification_rbm, multimodal):
+        monkeypatch.setattr(module, "match_labels", lambda _, label, shares, __: matched.append((label, shares)))
+    y, bits = np.repeat(["a", "b", "c"], [12, 6, 2]), generator("matched").integers(2, size=(20, 2, 2)).astype(float)
+    settings = {"recipe": "generative", "n_epochs": 1, "batch_size": 20, "random_state": 0}
+    if kind is MMVRBM:
+        MMVRBM((2, 1), **settings).fit({"visible": bits, "label": y})
+    else:
+        ClassificationMVRBM((2, 1), mode="generative", **settings).fit(bits, y)
+    ((label, shares),) = matched
+    assert label == "label"
+    np.testing.assert_allclose(shares, [0.6, 0.3, 0.1])
 
 
 @pytest.mark.parametrize("kind", [ClassificationMVRBM, MMVRBM])

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mvrbm
-from mvrbm import MVRBMOutlierDetector
+from mvrbm import TVRBM, Dense, MVRBMOutlierDetector, RandomSource
+from mvrbm.likelihood.masked import block_masks, masked_errors
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
@@ -58,6 +60,46 @@ def test_maps_show_where_a_picture_is_broken(data, detector):
     outside = (maps.sum((1, 2)) - maps[:, 2:5, 2:5].sum((1, 2))) / (64 - 9)
     assert (inside > outside + 0.1).mean() > 0.95
     np.testing.assert_allclose(detector.explain(data[2][:3].reshape(3, -1)), maps[:3].reshape(3, -1), atol=1e-5)
+
+
+def errors_and_variances(detector, x, block, parts, rounds):
+    """Squared errors, predicted variances and known entries of masked predictions."""
+    observed = torch.from_numpy(~np.isnan(x))
+    masks = block_masks(x.shape[1:], block, RandomSource(0), parts=parts, rounds=rounds)
+    filled = torch.from_numpy(np.nan_to_num(x))
+    found = masked_errors(detector.model_.machine_, filled, masks, observed=observed)
+    return (*(part.numpy() for part in found), observed.numpy())
+
+
+def means_around(values, reach):
+    """Means over squares that reach this far in all directions, with the entries at the border repeated."""
+    padded = np.pad(values, [(0, 0), (reach, reach), (reach, reach)], mode="edge")
+    side = 2 * reach + 1
+    return np.lib.stride_tricks.sliding_window_view(padded, (side, side), (1, 2)).mean((3, 4))
+
+
+def test_scores_and_maps_compare_errors_with_variances_times_the_dispersion():
+    rng = np.random.default_rng(0)
+    x = rng.beta(2, 2, size=(40, 9, 8)) * rng.random((40, 9, 1))  # gray values vary less than zeros and ones
+    x[rng.random(x.shape) < 0.1] = np.nan
+    detector = MVRBMOutlierDetector((3, 3), block_shape=(4, 4), n_masks=6, n_epochs=5, random_state=0).fit(x)
+    errors, variances, observed = errors_and_variances(detector, x, (4, 4), parts=2, rounds=3)
+    counts = observed.sum((1, 2))
+    error, variance = errors.sum((1, 2)) / counts, variances.sum((1, 2)) / counts
+    dispersion = error.mean() / variance.mean()
+    assert dispersion < 0.8  # far from 1
+    assert detector.dispersion_ == pytest.approx(dispersion)
+    np.testing.assert_allclose(detector.score_samples(x), dispersion * variance - error, atol=1e-9)
+    errors, variances, _ = errors_and_variances(detector, x, (4, 4), parts=8, rounds=4)
+    np.testing.assert_allclose(detector.explain(x), means_around(errors - dispersion * variances, 1), atol=1e-9)
+
+
+def test_the_model_is_one_trained_without_the_detector():
+    x = np.random.default_rng(0).normal(size=(30, 4))
+    detector = MVRBMOutlierDetector(n_epochs=2, batch_size=10, learning_rate=0.1, random_state=5).fit(x)
+    settings = {"visible": "gaussian", "recipe": "generative", "n_epochs": 2, "batch_size": 10, "learning_rate": 0.1}
+    alone = TVRBM((4,), coupling=Dense(), random_state=5, **settings).fit(x)
+    np.testing.assert_array_equal(detector.model_.components_, alone.components_)
 
 
 def test_bytes_are_the_same_data(data, detector):

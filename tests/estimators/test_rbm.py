@@ -16,8 +16,9 @@ from sklearn.pipeline import make_pipeline
 
 import mvrbm
 from enumeration import Written
-from mvrbm import CP, MMVRBM, MPO, MVRBM, RBM, TVRBM, DeepMVRBM, Dense, Kronecker
-from mvrbm.likelihood import pseudo_log_likelihood
+from mvrbm import CP, MMVRBM, MPO, MVRBM, RBM, TVRBM, DeepMVRBM, Dense, Kronecker, RandomSource
+from mvrbm.estimators.parameters import seed_of
+from mvrbm.likelihood import log_likelihood_interval, pseudo_log_likelihood
 from mvrbm.training import CD, PCD, Callback, Checkpoint, Monitor, Recipe, TemperedPCD
 from tables import generator, randomize
 
@@ -35,6 +36,29 @@ def labels():
 @pytest.fixture(scope="module")
 def model(digits):
     return MVRBM((6, 5), n_epochs=30, random_state=0).fit(digits)
+
+
+def test_partial_fit_does_not_decay_the_learning_rate_to_zero(digits):
+    def trained(linear_decay, **settings):
+        model = MVRBM((3, 3), recipe=Recipe(linear_decay=linear_decay), batch_size=50, random_state=0, **settings)
+        if settings:
+            return model.fit(digits[:200]).components_
+        return model.partial_fit(digits[:200]).partial_fit(digits[:200]).components_
+
+    np.testing.assert_array_equal(trained(True), trained(False))
+    assert not np.allclose(trained(True, n_epochs=2), trained(False, n_epochs=2))
+
+
+@pytest.mark.parametrize("negative", ["cd", "pcd"])
+def test_reverse_annealing_starts_from_chains_or_from_samples_spread_over_the_data(negative, digits):
+    model = MVRBM((3, 3), n_epochs=1, negative=negative, random_state=3).fit(digits[:100])
+    options = {"n_chains": 4, "n_steps": 10, "burn_in": 1}
+    x = torch.from_numpy(digits[:100].round())
+    init = model.chains_ or {"visible": x[[0, 33, 66, 99]]}
+    rng = RandomSource(seed_of(3))
+    expected = log_likelihood_interval(model.machine_, {"visible": x}, rng, init=init, **options)
+    found = model.log_likelihood(x.numpy(), **options)
+    assert (found.forward, found.reverse) == (expected.forward, expected.reverse)
 
 
 def test_features_are_the_hidden_probabilities(model, digits):

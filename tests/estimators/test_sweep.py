@@ -41,6 +41,20 @@ def test_scoring_may_use_labels():
     assert len(seen[0]) == 12
 
 
+def test_scoring_gets_the_labels_of_the_held_out_samples():
+    y = np.random.default_rng(0).permutation(40)
+    X = (y[:, None] >> np.arange(6) & 1).reshape(40, 2, 3).astype(np.float32)  # the label in binary
+    seen = []
+
+    def scoring(estimator, X, y):
+        seen.extend(y)
+        np.testing.assert_array_equal(X.reshape(-1, 6) @ 2 ** np.arange(6), y)
+        return 0.0
+
+    Sweep(MVRBM((2, 2), n_epochs=1), {"rank": [1]}, scoring=scoring, validation_fraction=0.3).fit(X, y)
+    assert len(set(seen)) == 12
+
+
 def test_those_that_diverge_do_not_stop_the_others():
     recipe = dataclasses.replace(RECIPES["paper"], factor_std=1.0, weight_decay=0.0)
     grid = {"learning_rate": [1e30, 0.01]}

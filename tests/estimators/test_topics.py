@@ -44,6 +44,16 @@ def test_learns_topics_that_have_words_of_their_own(fitted):
     assert sum(len(kinds) == 1 for kinds in topics) >= 3
 
 
+def test_top_words_weigh_weights_by_the_deviation_of_counts():
+    model = ReplicatedSoftmax(2, n_epochs=1, random_state=0).fit(np.eye(3))
+    with torch.no_grad():
+        model.machine_.links["words"].weight.copy_(torch.tensor([[3, 2.5, 1], [1, -3, 9]]))
+        model.machine_.layers["words"].bias.copy_(torch.tensor([0.01, 0.25, 1]).log())
+    # Square roots of the frequencies: 0.1, 0.5 and 1. Products with the weights: 0.3, 1.25, 1 and 0.1, -1.5, 9.
+    assert model.top_words(["rare", "usual", "often"], n=3) == [["usual", "often", "rare"], ["often", "rare", "usual"]]
+    assert model.top_words(n=1) == [["1"], ["2"]]
+
+
 def test_predicted_words_are_those_of_the_enumerated_model(fitted):
     """p(next word | document) is the ratio of sums over all topics of documents with and without the word."""
     document = documents(2, seed=2).toarray()

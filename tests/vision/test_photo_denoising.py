@@ -157,6 +157,16 @@ def test_traces_of_jpeg_are_removed(image):
     np.testing.assert_array_equal(clean_photograph(compressed, found, strength=0, device="cpu"), compressed)
 
 
+def test_artifacts_of_jpeg_are_removed_before_noise_at_a_share_of_both_levels():
+    image = (128 + np.random.default_rng(0).normal(0, 10, (24, 30))).astype(np.uint8)
+    first = PhotoDenoiser.pretrained("jpeg", device="cpu").denoise(image, level=0.5 * jpeg_level(30))
+    expected = denoise_photograph(first, level=0.5 * 0.04, device="cpu")
+    found = clean_photograph(image, Degradation(30, 0.04), strength=0.5, device="cpu")
+    np.testing.assert_array_equal(found, expected)
+    assert (first != image).any()
+    assert (expected != first).any()
+
+
 def test_nothing_is_removed_from_a_clean_photograph():
     clean = np.full((64, 64), 90, np.uint8)
     found = estimate_degradation(clean, list(jpeg_steps(98)))

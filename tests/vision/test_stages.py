@@ -167,6 +167,24 @@ def test_shipped_weights_keep_to_their_sizes():
         assert shipped_stages(name, torch.device("cpu")).n_parameters <= 110_000
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@torch.no_grad()
+def test_mirrored_images_are_mirrored_at_the_middle_of_their_edge_pixels(masked):
+    stages = [SymmetricStage(1, 4, 2, (2, 3), 2, mask=masked) for _ in range(2)]
+    generator = torch.Generator().manual_seed(0)
+    for parameter in StageSequence(stages).parameters():
+        parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    image, mask = torch.rand(1, 20, 22, generator=generator), torch.rand(1, 20, 22, generator=generator).round()
+    holes = mask if masked else None
+    found = StageSequence(stages).run_mirrored(image, mask=holes)
+    large, around = (torch.nn.functional.pad(each, (16, 16, 16, 16), mode="reflect")[None] for each in (image, mask))
+    for stage in stages:
+        large = large + stage(large, None, around if masked else None) * (around if masked else 1)
+    torch.testing.assert_close(found, large[0, :, 16:-16, 16:-16], atol=1e-5, rtol=1e-4)
+    assert bool((found != image)[:, mask[0] > 0].any())
+    assert bool((found == image)[:, mask[0] == 0].all()) == masked
+
+
 def test_progress_counts_all_stages():
     seen = []
     stages = StageSequence([SymmetricStage(1, 4, 2, (2, 2), 1) for _ in range(2)])

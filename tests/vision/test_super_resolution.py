@@ -175,6 +175,8 @@ def test_patches_are_pieces_of_the_images(scale, patch, stride, random):
         assert size == pytest.approx(0.01 + np.sqrt(np.mean([each**2 for each in truth.values()])), rel=1e-5)
         for name, each in truth.items():
             np.testing.assert_allclose(layers[name][number] * size, each, atol=1e-5)
+    every = cut_patches([image], scale, stage, 10_000)
+    assert len(every.scales) == len(np.unique(every.missing, axis=0)) == np.prod(patches.shape[:2])
 
 
 def test_flat_patches_are_left_out_and_flips_come_in(random):
@@ -229,6 +231,22 @@ def test_the_result_is_consistent_with_the_image(scale, random):
         errors.append(float(np.sqrt(((reduce_image(found, scale) - low) ** 2).mean())))
     assert errors[0] > 10 * errors[1] > 20 * errors[2]
     assert errors[2] < 1e-3
+
+
+@torch.no_grad()
+def test_every_stage_corrects_the_consistent_result_of_the_one_before(random):
+    model = SuperResolver(2, (4, 6), (2, 2), 2, back_projection=3, steps=(), device="cpu").fit([np.eye(20)])
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.stages_.parameters():
+        parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    low = random.random((6, 9)).astype(np.float32)
+    expected = enlarge_image(low, 2)
+    for stage in model.stages_:
+        expected += stage(torch.from_numpy(expected)[None, None])[0, 0].numpy()
+        for _ in range(3):
+            expected += enlarge_image(low - reduce_image(expected, 2), 2)
+    assert np.abs(expected - enlarge_image(low, 2)).max() > 0.05
+    np.testing.assert_allclose(model.upscale_luminance(low), expected, atol=1e-5)
 
 
 # -- kinds of images --------------------------------------------------------------------------------------

@@ -9,7 +9,10 @@ from sklearn.impute import KNNImputer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mvrbm
-from mvrbm import MVRBMImputer
+from mvrbm import MVRBMImputer, RandomSource
+from mvrbm.estimators.imputer.factors import Factors
+from mvrbm.estimators.imputer.masking import hold_out
+from mvrbm.estimators.parameters import seed_of
 
 
 def kronecker_normal(n, seed=0):
@@ -43,6 +46,34 @@ def test_conditional_means_of_a_normal_distribution_approach_the_exact_ones():
     draws = np.stack(imputer.draw(np.where(hidden, np.nan, test), 40))
     np.testing.assert_array_equal(draws[0][~hidden], test[~hidden])
     assert (draws.std(0)[hidden] / deviation[hidden]).mean() == pytest.approx(1, abs=0.1)
+
+
+def conditional_normal(x, hidden, mean, covariance):
+    """Means and standard deviations of the hidden entries given the others, and 0 for all other entries."""
+    means, deviations = np.zeros_like(x), np.zeros_like(x)
+    for row, u, m, d in zip(x, hidden, means, deviations, strict=True):
+        line = np.linalg.solve(covariance[np.ix_(~u, ~u)], covariance[np.ix_(~u, u)])
+        m[u] = mean[u] + (row - mean)[~u] @ line
+        d[u] = np.sqrt(np.diag(covariance[np.ix_(u, u)] - covariance[np.ix_(u, ~u)] @ line))
+    return means, deviations
+
+
+def test_deviations_and_draws_are_scaled_to_the_errors_on_held_out_entries():
+    rng = np.random.default_rng(0)
+    x = rng.standard_t(3, size=(60, 5)) * [1, 2, 3, 4, 5] + rng.normal(size=(60, 1)) ** 3  # not normal
+    imputer = MVRBMImputer(correction="none", n_factors=1, random_state=0).fit(x)
+    everything = torch.ones(x.shape, dtype=torch.bool)
+    hidden = hold_out(torch.tensor(x), everything, (5,), RandomSource(seed_of(0))).held.numpy()  # as in fit
+    factors = Factors.of(imputer.machine_)
+    covariance = (factors.loadings @ factors.loadings.T + torch.diag(factors.noise)).numpy()
+    means, deviations = conditional_normal(x, hidden, factors.mean.numpy(), covariance)
+    calibration = np.sqrt(np.mean((x - means)[hidden] ** 2 / deviations[hidden] ** 2))
+    assert abs(calibration - 1) > 0.05  # otherwise, the comparison would not show whether it is used
+    gaps = np.where(hidden, np.nan, x)
+    np.testing.assert_allclose(imputer.standard_deviation(gaps), calibration * deviations, rtol=1e-8)
+    drawn = factors.draw(torch.tensor(x), torch.tensor(~hidden), RandomSource(seed_of(0))).numpy()
+    scaled = np.clip(means + calibration * (drawn - means), x.min(0), x.max(0))
+    np.testing.assert_allclose(imputer.draw(gaps, 1)[0], np.where(hidden, scaled, x), rtol=1e-8)
 
 
 def test_a_correction_learns_what_is_not_linear():
@@ -96,6 +127,30 @@ def test_tables_with_numbers_and_categories():
         ValueError, match=r"column 'color' has categories that were not in the training data, such as 'pink'"
     ):
         imputer.transform(holes.assign(color="pink"))
+
+
+def test_predictions_stay_in_the_range_of_the_data():
+    rng = np.random.default_rng(0)
+    line = -1 - rng.random((50, 1))  # all values are negative
+    x = line * [1, 2, 3] + 0.01 * rng.normal(size=(50, 3))
+    x[rng.random(x.shape) < 0.1] = np.nan
+    extremes = [[-9, np.nan, np.nan], [0, np.nan, np.nan]]
+    low, high = np.nanmin(x, 0), np.nanmax(x, 0)
+    by_column = MVRBMImputer("none", random_state=0).fit(x).transform(extremes)
+    np.testing.assert_allclose(by_column, [[-9, *low[1:]], [0, *high[1:]]])
+    whole = MVRBMImputer("none", sample_axes=1, random_state=0).fit(x.reshape(50, 1, 3))
+    np.testing.assert_allclose(
+        whole.transform(np.reshape(extremes, (2, 1, 3)))[:, 0], [[-9, *[low.min()] * 2], [0, *[high.max()] * 2]]
+    )
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3)])
+def test_corrections_get_samples_in_standard_deviations(shape):
+    x = np.random.default_rng(0).normal(size=(40, *shape)) * np.arange(1, 7).reshape(shape)
+    scaling = MVRBMImputer("rectified", n_factors=1, n_epochs=1, random_state=0).fit(x)._predictor.scaling
+    variances = x.var(0).reshape(-1)
+    expected = np.sqrt(variances if len(shape) == 1 else np.full(6, variances.mean()))
+    np.testing.assert_allclose(scaling.scale, expected)
 
 
 def test_columns_without_values_are_dropped_or_zero():

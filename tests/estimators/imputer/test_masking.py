@@ -25,6 +25,12 @@ def test_masks_show_what_is_known_in_other_rows_and_more_of_every_second_row():
     np.testing.assert_allclose(np.quantile(more[more > 0], (0.1, 0.5, 0.9)), (0.1, 0.5, 0.9), atol=0.07)
 
 
+def test_complete_samples_share_random_masks_in_groups_of_twenty():
+    shown = masks_like_missing(None, torch.arange(45), (4, 3), RandomSource(0))
+    masks = random_masks(3, (4, 3), RandomSource(0), torch.empty(0)).flatten(1)
+    assert torch.equal(shown, torch.stack([masks[sample // 20] for sample in range(45)]))
+
+
 def test_held_out_entries_are_known_ones_of_some_samples():
     known = torch.rand(1000, 6, generator=torch.Generator().manual_seed(0)) < 0.7
     samples = hold_out(torch.zeros(1000, 6), known, (6,), RandomSource(0))
