@@ -83,18 +83,19 @@ def test_error_shrinks_as_steps_grow(name):
             machine, RandomSource(3), n_chains=50 * 10, n_steps=n_steps
         ).log_weights.numpy()
         estimates = logsumexp(runs.reshape(50, 10), axis=1) - math.log(10)  # fifty estimates from ten chains each
-        spread.append(runs.std())
-        error.append(np.sqrt(np.mean((estimates - exact) ** 2)))
+        # A single chain that finds another mode changes a mean of squares, but not quartiles.
+        spread.append(np.subtract(*np.percentile(runs, (75, 25))))
+        error.append(np.median(np.abs(estimates - exact)))
     assert spread[0] > 1.5 * spread[1] > 1.5**2 * spread[2]
-    assert error[0] > 1.5 * error[1] > 1.5**2 * error[2]
+    assert error[0] > 3 * error[2]
 
 
 def test_more_chains_less_error():
     machine = MACHINES["matrix"]()
-    few = annealed_importance_sampling(machine, RandomSource(0), n_chains=100, n_steps=30)
+    few = annealed_importance_sampling(machine, RandomSource(0), n_chains=400, n_steps=30)
     many = annealed_importance_sampling(machine, RandomSource(0), n_chains=10_000, n_steps=30)
-    assert few.standard_error / many.standard_error == pytest.approx(10, rel=0.3)
-    assert many.effective_samples / few.effective_samples == pytest.approx(100, rel=0.3)
+    assert few.standard_error / many.standard_error == pytest.approx(5, rel=0.3)
+    assert many.effective_samples / few.effective_samples == pytest.approx(25, rel=0.3)
 
 
 # -- the mean weight is Z, however short the run ----------------------------------------------------
