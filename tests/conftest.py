@@ -8,10 +8,15 @@ import signal
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import core, settings
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=20, database=None)
+from environment import Seeds, apply_settings, fixed_seeds
+
+apply_settings()
+
+settings.register_profile("repeatable", derandomize=not Seeds.offset, deadline=None, max_examples=20, database=None)
 settings.load_profile("repeatable")
+core.global_force_seed = Seeds.offset or None  # as `pytest --hypothesis-seed`
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell ignores Ctrl-C in its background jobs, and their children inherit that.
@@ -37,6 +42,13 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
         return function.rewrite()(*args, **kwargs)
 
     interpreter.InterpretedFunction.__call__ = call
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Run a test marked `fixed_seed`, and the fixtures that it is the first to need, without an offset of the seeds."""
+    with fixed_seeds(item.get_closest_marker("fixed_seed") is not None):
+        return (yield)
 
 
 @pytest.fixture

@@ -55,6 +55,7 @@ def without_decimals(text):
 
 
 @pytest.mark.slow
+@pytest.mark.fixed_seed
 @pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_of_a_page_run_in_order(page, monkeypatch, tmp_path):

@@ -17,6 +17,8 @@ from mvrbm.estimators import ClassificationMVRBM, MVRBMClassifier
 from mvrbm.models import mvrbm as machine_of
 from mvrbm.training import CD, PCD, RECIPES, Checkpoint, Recipe, TemperedPCD, Trainer
 
+pytestmark = pytest.mark.fixed_seed
+
 HERE = Path(__file__).parent
 OLDEST = HERE / "models_0.1.0"
 FORMER = HERE / "models_0.2.0"

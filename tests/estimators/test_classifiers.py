@@ -86,9 +86,9 @@ def test_perturbation_makes_predictions_change_slowly_at_the_unlabeled_samples(d
     smooth = MVRBMClassifier(perturbation=0.5, **settings).fit(digits[:100], labels[:100])
     smoother = MVRBMClassifier(perturbation=0.5, unlabeled_batch_size=100, **settings)
     smoother.fit(digits[:100], labels[:100], unlabeled=digits)
-    assert change(smooth) < 0.8 * change(plain)
+    assert change(smooth) < 0.9 * change(plain)
     assert change(smoother) < 0.6 * change(smooth)
-    assert smoother.score(digits[300:], labels[300:]) > 0.7
+    assert smoother.score(digits[300:], labels[300:]) > 0.6
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import torch
 from scipy import stats
 
+from environment import fixed_seeds
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource
 from mvrbm.models import documents, replicated_softmax
 from mvrbm.sampling import TemperedPath
@@ -10,6 +11,7 @@ from mvrbm.sampling import TemperedPath
 FALSE_ALARM = 1e-4
 
 
+@fixed_seeds()  # how well annealing works depends on the machine
 def randomized(machine, seed, std, bias=0.7):
     rng = RandomSource(seed)
     machine = machine.double()

@@ -9,6 +9,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 from torch import nn
 
+from environment import fixed_seeds
 from mvrbm import RBM
 from studies.baselines import (
     BASELINES,
@@ -30,7 +31,8 @@ from studies.baselines.base import Descent, adam
 
 DIGITS = (load_digits().images / 16).astype(np.float32)  # (1797, 8, 8)
 LABELS = load_digits().target
-ORDER = np.random.default_rng(0).permutation(len(DIGITS))
+with fixed_seeds():
+    ORDER = np.random.default_rng(0).permutation(len(DIGITS))
 TRAIN, TEST = ORDER[:600], ORDER[600:1200]
 
 

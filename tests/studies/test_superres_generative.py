@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from environment import fixed_seeds
 from mvrbm import Gaussian
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.vision.stages import DERIVATIVES, HIGH
@@ -14,6 +15,7 @@ from studies.superres.run import generative_report
 LAYERS = (HIGH, *DERIVATIVES)
 
 
+@fixed_seeds()
 @torch.no_grad()
 def a_machine(patch, hidden=(3, 4), rank=2, seed=0):
     """A machine of which every parameter is random, in double precision."""
@@ -32,6 +34,7 @@ def enumerated_free_energy(machine, layers):
     return -torch.logsumexp(-torch.stack(energies), 0)
 
 
+@fixed_seeds()
 def random_layers(n, seed):
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(n, 3, 3, dtype=torch.float64, generator=generator) for name in LAYERS}

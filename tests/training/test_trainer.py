@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import IterableDataset
 
 from enumeration import Written, every_combination
+from environment import fixed_seeds
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource
 from mvrbm.models import documents, mvrbm, rbm, replicated_softmax
 from mvrbm.sampling import gibbs, mean_field
@@ -436,6 +437,7 @@ def completed(machine, data, missing_steps, **how):
     return {name: torch.cat([seen[name] for seen in witness.seen]) for name in machine.layers}
 
 
+@fixed_seeds()  # the power of the tests depends on the machine
 def strong(machine, seed):
     rng = RandomSource(seed)
     machine = machine.double()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from environment import choose_processor
 from mvrbm import compiled
 
 CODE = compiled.library()
@@ -12,4 +13,4 @@ def processor(request):
     """Use the C code for each kind of processor that this machine can run."""
     CODE.use(request.param)
     yield request.param
-    CODE.use(CODE.processors()[-1])
+    choose_processor()

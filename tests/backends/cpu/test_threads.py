@@ -106,7 +106,7 @@ def test_products_by_blocks_are_the_products(m, k, n, add):
         products.matmul_in_blocks(a, b, into, add=add)
         found.append(into)
         assert torch.get_num_threads() == threads
-    torch.testing.assert_close(found[0].double(), exact, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(found[0].double(), exact, rtol=1e-4, atol=1e-5 + 3e-7 * k)  # rounding of k terms
     assert torch.equal(*found)
 
 

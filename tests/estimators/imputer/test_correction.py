@@ -32,7 +32,7 @@ def random_samples(n):
 @pytest.mark.parametrize("filled", ["gaussian", "bernoulli"])
 def test_a_correction_is_the_pass_up_two_machines_and_down_to_what_is_filled_in(filled):
     correction = Correction.new(5, "rectified", 20, filled, RandomSource(0), torch.empty(0))
-    value, first = torch.rand(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    value, first = 0.1 + 0.8 * torch.rand(2, 3, 5, generator=torch.Generator().manual_seed(0))
     known = torch.rand(3, 5, generator=torch.Generator().manual_seed(1)) < 0.5
     found = correction(value, known, first)
     assert bool(((found - first).abs() < 0.1).all())  # almost nothing yet
