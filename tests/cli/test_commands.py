@@ -161,11 +161,17 @@ MISTAKES = [
     ("truncated idx", lambda: write("x.idx", IDX[:-1]), TRAIN.format("x.idx"), 1, "truncated"),
     ("truncated idx.gz", lambda: write("x.gz", gzip.compress(IDX)[:-5]), TRAIN.format("x.gz"), 1, "truncated"),
     ("idx of wrong magic", lambda: write("x.idx", b"\1\2" + IDX[2:]), TRAIN.format("x.idx"), 1, "not an idx file"),
-    ("idx with bytes after it", lambda: write("x.idx", IDX + b"x"), TRAIN.format("x.idx"), 1, "extra bytes after the last entry"),
+    (
+        "idx with bytes after it",
+        lambda: write("x.idx", IDX + b"x"),
+        TRAIN.format("x.idx"),
+        1,
+        "extra bytes after the last entry",
+    ),
     ("image bomb", lambda: write("f/x.png", png(60_000, 60_000)), TRAIN.format("f"), 1, "bomb"),
     ("damaged image", lambda: write("f/x.png", b"\x89PNG\r\n"), TRAIN.format("f"), 1, "not a readable image"),
     ("folder without images", lambda: write("f/x.txt", b""), TRAIN.format("f"), 1, "contains no images"),
-    ("images of two sizes", image_sizes, TRAIN.format("folder"), 1, "b.png is 6x5, but a.png is 6x4"),
+    ("images of two sizes", image_sizes, TRAIN.format("folder"), 1, "b.png is 6x5 and a.png is 6x4"),
     ("NaN to train on", nan_array, TRAIN_X, 1, "1 entry is NaN or infinite.*--missing-nan"),
     ("infinity to reconstruct", array(np.where(DATA > 0, np.inf, 0)), RECONSTRUCT_X, 1, "infinite"),
     (
@@ -266,7 +272,13 @@ MISTAKES = [
     ),
     ("model folder is a file", None, "train data.npy --hidden 3x2 --out data.npy", 1, "data.npy is a file"),
     ("model folder below a file", None, "train data.npy --hidden 3x2 --out data.npy/m", 1, "data.npy is a file"),
-    ("log is there", lambda: write("l.csv", b"x"), TRAIN.format("data.npy") + " --log l.csv", 1, "l.csv exists"),
+    (
+        "log is there",
+        lambda: write("l.csv", b"x"),
+        TRAIN.format("data.npy") + " --log l.csv",
+        1,
+        "l.csv already exists",
+    ),
     ("log nowhere", None, TRAIN.format("data.npy") + " --log no/l.csv", 1, "no does not exist"),
     ("checkpoints in a file", None, TRAIN.format("data.npy") + " --checkpoints data.npy", 1, "data.npy is a file"),
     ("wrong shape for the model", array(np.ones((5, 6, 4))), RECONSTRUCT_X, 1, r"shape \(4, 6\), got \(6, 4\)"),
@@ -318,7 +330,7 @@ MISTAKES = [
     ("set that is not here", None, "data where mnist", 1, "mvrbm data fetch mnist"),
     ("set to train on is not here", None, TRAIN.format("mnist"), 1, "mnist-5k"),
     ("part that a set has not", None, TRAIN.format("digits:test"), 1, "no test split"),
-    ("report is there", lambda: write("r.html", b"x"), "demo --out r.html --quick", 1, "r.html exists"),
+    ("report is there", lambda: write("r.html", b"x"), "demo --out r.html --quick", 1, "r.html already exists"),
     ("report nowhere", None, "demo --out no/r.html --quick", 1, "no does not exist"),
 ]
 

@@ -193,11 +193,19 @@ UNREADABLE = [
     ("an animated WebP", animation("WEBP"), "x.png has 3 frames or pages; split it"),
     ("a TIFF of three pages", animation("TIFF"), "x.png has 3 frames or pages; split it"),
     ("a bomb", png(GRAY, 0, 8, size=(60_000, 60_000)), "x.png declares .* may be a decompression bomb"),
-    ("a small bomb", png(GRAY, 0, 8, size=(9_000, 9_000)), "has 9000x9000 pixels, but only 1 to 67,108,864 are supported"),
+    (
+        "a small bomb",
+        png(GRAY, 0, 8, size=(9_000, 9_000)),
+        "has 9000x9000 pixels, but only 1 to 67,108,864 are supported",
+    ),
     ("no columns", png(GRAY, 0, 8, size=(0, 5)), "x.png is not a readable image"),
     ("no rows", b"P5 5 0 255\n", "x.png is not a readable image"),
     ("floats", of_mode("F", "TIFF"), "x.png has pixels of mode F, but 8-bit or 16-bit grayscale or color is required"),
-    ("32 bits", of_mode("I", "TIFF"), "x.png has values from 70000 to 70000, but 8-bit or 16-bit grayscale is required"),
+    (
+        "32 bits",
+        of_mode("I", "TIFF"),
+        "x.png has values from 70000 to 70000, but 8-bit or 16-bit grayscale is required",
+    ),
 ]
 
 

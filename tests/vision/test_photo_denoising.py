@@ -247,7 +247,9 @@ def test_a_gray_denoiser_treats_channels_one_by_one(trained):
     for channel in range(3):
         alone = trained["gray"].denoise(np.ascontiguousarray(noisy[..., channel]), level=0.1)
         np.testing.assert_allclose(found[..., channel].astype(int), alone, atol=1)
-    with pytest.raises(ValueError, match="image must be RGB or RGBA for a denoiser of kind 'color', got a grayscale image"):
+    with pytest.raises(
+        ValueError, match="image must be RGB or RGBA for a denoiser of kind 'color', got a grayscale image"
+    ):
         trained["color"].denoise(LETTERS, level=0.1)
 
 
