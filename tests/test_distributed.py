@@ -140,7 +140,7 @@ def test_an_unreadable_shard_is_one_line_of_error(folder):
     codes, _, errors = said(folder, "unreadable")
     assert 0 not in codes
     (line,) = (line for line in "".join(errors).splitlines() if line.startswith("error:"))
-    assert "1.npy has .npy version 32.110: versions 1.0 and 2.0 are supported" in line
+    assert "1.npy has .npy version 32.110, but only 1.0 and 2.0 are supported" in line
     assert not (folder / "by-unreadable").exists()
 
 

@@ -330,7 +330,7 @@ def test_bad_arguments(digits, tmp_path):
         to_onnx(model, tmp_path / "model.onnx", "predict_proba")
     with pytest.raises(ValueError, match=r"must end in one of \.onnx"):
         to_onnx(model, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"cannot be written: .* does not exist"):
+    with pytest.raises(ValueError, match=r"cannot be written because .* does not exist"):
         to_onnx(model, tmp_path / "absent" / "model.onnx")
     with pytest.raises(NotFittedError):
         to_onnx(MVRBM((3, 3)), tmp_path / "model.onnx")

@@ -241,7 +241,7 @@ def write(path, text):
 
 
 OCCUPIED = [
-    ("a file", lambda folder: write(folder, "notes"), "is a file: specify a folder instead"),
+    ("a file", lambda folder: write(folder, "notes"), "is a file; specify a folder instead"),
     ("other files", lambda folder: write(folder / "thesis.tex", "..."), "contains files that are not part of a model"),
     (
         "another program's model",

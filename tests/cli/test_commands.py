@@ -161,11 +161,17 @@ MISTAKES = [
     ("truncated idx", lambda: write("x.idx", IDX[:-1]), TRAIN.format("x.idx"), 1, "truncated"),
     ("truncated idx.gz", lambda: write("x.gz", gzip.compress(IDX)[:-5]), TRAIN.format("x.gz"), 1, "truncated"),
     ("idx of wrong magic", lambda: write("x.idx", b"\1\2" + IDX[2:]), TRAIN.format("x.idx"), 1, "not an idx file"),
-    ("idx with bytes after it", lambda: write("x.idx", IDX + b"x"), TRAIN.format("x.idx"), 1, "after its last"),
+    (
+        "idx with bytes after it",
+        lambda: write("x.idx", IDX + b"x"),
+        TRAIN.format("x.idx"),
+        1,
+        "extra bytes after the last entry",
+    ),
     ("image bomb", lambda: write("f/x.png", png(60_000, 60_000)), TRAIN.format("f"), 1, "bomb"),
     ("damaged image", lambda: write("f/x.png", b"\x89PNG\r\n"), TRAIN.format("f"), 1, "not a readable image"),
     ("folder without images", lambda: write("f/x.txt", b""), TRAIN.format("f"), 1, "contains no images"),
-    ("images of two sizes", image_sizes, TRAIN.format("folder"), 1, "b.png is 6x5, but a.png is 6x4"),
+    ("images of two sizes", image_sizes, TRAIN.format("folder"), 1, "b.png is 6x5 and a.png is 6x4"),
     ("NaN to train on", nan_array, TRAIN_X, 1, "1 entry is NaN or infinite.*--missing-nan"),
     ("infinity to reconstruct", array(np.where(DATA > 0, np.inf, 0)), RECONSTRUCT_X, 1, "infinite"),
     (
@@ -183,7 +189,7 @@ MISTAKES = [
     ("no samples", array(np.ones((0, 4, 6))), TRAIN_X, 1, "no entries"),
     ("npz of two, no key", lambda: np.savez("x.npz", a=DATA, b=DATA), TRAIN.format("x.npz"), 1, r"2 arrays \(a, b\)"),
     ("npz, wrong key", lambda: np.savez("x.npz", a=DATA), TRAIN.format("x.npz:b"), 1, "no array 'b', only a"),
-    ("damaged npz", lambda: write("x.npz", b"PK\3\4 and more"), TRAIN.format("x.npz"), 1, "damaged"),
+    ("damaged npz", lambda: write("x.npz", b"PK\3\4 and more"), TRAIN.format("x.npz"), 1, "corrupted"),
     ("below 0", array(DATA - 1), TRAIN_X, 1, "from 0 to 1, got -1 to 0.*Gaussian"),
     ("above 1", array(DATA * 255), TRAIN_X, 1, "from 0 to 1, got 0 to 255.*Gaussian"),
     ("rows that are not squares", array(DATA.reshape(60, 24)), TRAIN_X, 1, "2 axes.*24 entries.*--shape"),
@@ -266,17 +272,23 @@ MISTAKES = [
     ),
     ("model folder is a file", None, "train data.npy --hidden 3x2 --out data.npy", 1, "data.npy is a file"),
     ("model folder below a file", None, "train data.npy --hidden 3x2 --out data.npy/m", 1, "data.npy is a file"),
-    ("log is there", lambda: write("l.csv", b"x"), TRAIN.format("data.npy") + " --log l.csv", 1, "l.csv exists"),
+    (
+        "log is there",
+        lambda: write("l.csv", b"x"),
+        TRAIN.format("data.npy") + " --log l.csv",
+        1,
+        "l.csv already exists",
+    ),
     ("log nowhere", None, TRAIN.format("data.npy") + " --log no/l.csv", 1, "no does not exist"),
     ("checkpoints in a file", None, TRAIN.format("data.npy") + " --checkpoints data.npy", 1, "data.npy is a file"),
     ("wrong shape for the model", array(np.ones((5, 6, 4))), RECONSTRUCT_X, 1, r"shape \(4, 6\), got \(6, 4\)"),
     ("wrong rows for the model", array(np.ones((5, 7))), "transform model x.npy o.npy", 1, "7 features.* 24 features"),
     ("wrong values for the model", array(DATA * 9), RECONSTRUCT_X, 1, "from 0 to 1"),
-    ("output is there", array(DATA), "reconstruct model data.npy x.npy", 1, "x.npy exists: use --force"),
+    ("output is there", array(DATA), "reconstruct model data.npy x.npy", 1, "x.npy already exists; use --force"),
     ("output is a folder", None, "sample model model", 1, "must end in"),
     ("output below a file", None, "sample model data.npy/out.npy", 1, "data.npy is a file"),
     ("output nowhere", None, "sample model no/out.npy", 1, "no does not exist"),
-    ("output of unknown kind", None, "sample model out.xls", 1, "must end in one of .npy .png"),
+    ("output of unknown kind", None, "sample model out.xls", 1, "must end in one of .npy, .png"),
     ("images of features", None, "transform model data.npy out.png", 1, "must end in one of .npy"),
     ("no model", None, "info gone", 1, "gone does not exist"),
     ("a file as model", None, "info data.npy", 1, "data.npy is not a model folder"),
@@ -318,7 +330,7 @@ MISTAKES = [
     ("set that is not here", None, "data where mnist", 1, "mvrbm data fetch mnist"),
     ("set to train on is not here", None, TRAIN.format("mnist"), 1, "mnist-5k"),
     ("part that a set has not", None, TRAIN.format("digits:test"), 1, "no test split"),
-    ("report is there", lambda: write("r.html", b"x"), "demo --out r.html --quick", 1, "r.html exists"),
+    ("report is there", lambda: write("r.html", b"x"), "demo --out r.html --quick", 1, "r.html already exists"),
     ("report nowhere", None, "demo --out no/r.html --quick", 1, "no does not exist"),
 ]
 
@@ -781,7 +793,7 @@ def test_fetch_without_a_network(mvrbm, monkeypatch, place):
     code, out, err = mvrbm("data", "fetch", "mnist")
     assert (code, out) == (1, "")
     assert err.count("\n") == 1
-    assert "check the network connection" in err
+    assert "Check the network connection" in err
     assert "mnist-5k" in err
     assert not [path for path in (place / "cache").rglob("*") if path.is_file()]
 

@@ -90,7 +90,7 @@ def test_a_picture_in_color_stays_in_color(command, stripes, channels):
         (("noisy.npy", "o.npy", "--model", "model", "--level", "2"), 1, "level must be positive and below 1"),
         (("noisy.npy", "o.npy", "--model", "model", "--noise", "snow"), 2, "--noise"),
         (("noisy.npy", "o.npy", "--model", "model", "--stride", "9"), 1, "stride must be"),
-        (("small.npy", "o.npy", "--model", "model"), 1, "images must be no smaller than the visible layer"),
+        (("small.npy", "o.npy", "--model", "model"), 1, "images must be at least as large as the visible layer"),
     ],
 )
 def test_mistakes_at_the_command_line_are_one_line(command, words, code, message):

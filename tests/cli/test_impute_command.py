@@ -92,7 +92,7 @@ def test_what_was_made_of_columns_is_said(place, capsys):
             "a .csv file as OUT requires a table as INPUT (.csv, .csv.gz, .tsv, .tsv.gz, .parquet), got holes.npy",
         ),
         (["table.csv", "filled.npy"], "column 'color' has type str, which is not numeric"),
-        (["holes.npy", "holes.npy"], "holes.npy exists: use --force to replace it"),
+        (["holes.npy", "holes.npy"], "holes.npy already exists; use --force to replace it"),
         (["table.csv", "a.csv", "--categorical", "size,hue"], "table.csv has no column 'hue', only ['size',"),
         (
             ["holes.npy", "a.npy", "--categorical", "a"],

@@ -99,7 +99,7 @@ MISTAKES = [
     ("sample named o.npy --data data.npy", 1, "--data data.npy is not supported for named.*model with labels"),
     ("sample chains o.npy --data cube.npy", 1, r"samples must have shape \(4, 6\), got \(2, 2\)"),
     ("train data.npy --hidden 2x2 --labels few.npy --out new", 1, "few.npy has 3 labels, but there are 60 samples"),
-    ("train data.npy --hidden 2x2 --labels cube.npy --out new", 1, "expected one label per sample"),
+    ("train data.npy --hidden 2x2 --labels cube.npy --out new", 1, "expected one label or one-hot vector per sample"),
     ("train data.npy --hidden 2x2 --labels gone.txt --out new", 1, "gone.txt: no such file"),
     ("train data.npy --hidden 2x2 --labels natural-images --out new", 1, "does not have one label per sample"),
     ("train data.npy --hidden 2x2 --labels codes.npy --chains 5 --out new", 2, "cannot be combined with --chains"),

@@ -109,11 +109,11 @@ STAGES = f"{SMALL} --tuning-patches 60 --tuning-crops 4 --tuning-epochs 2"
 # what is wrong; what is done before; the command; exit code; what the line says
 MISTAKES = [
     ("no such file", None, "superres gone.png out.png", 1, "gone.png: no such file"),
-    ("a folder as input", None, "superres photos out.png", 1, "photos is a folder: specify a regular file"),
+    ("a folder as input", None, "superres photos out.png", 1, "photos is a folder; specify a regular file"),
     ("not an image", lambda: write("x.png", b"once upon a time"), X, 1, "x.png is not a readable image"),
     ("an empty file", lambda: write("x.png", b""), X, 1, "x.png is empty"),
-    ("truncated", truncated, X, 1, "x.png is damaged: .*truncated"),
-    ("animated", animated, X, 1, "x.png has 2 frames or pages: split it"),
+    ("truncated", truncated, X, 1, "x.png is corrupted: .*truncated"),
+    ("animated", animated, X, 1, "x.png has 2 frames or pages; split it"),
     ("a bomb", lambda: write("x.png", bomb(60_000, 60_000)), X, 1, "bomb"),
     ("zero rows", lambda: write("x.png", bomb(5, 0)), X, 1, "x.png is not a readable image"),
     ("floats", lambda: Image.new("F", (9, 9)).save("x.png", "TIFF"), X, 1, "pixels of mode F"),
@@ -124,13 +124,13 @@ MISTAKES = [
         None,
         PHOTO + " --scale 4",
         1,
-        "models/x2 contains a model for scale 2, but scale 4 is required",
+        "models/x2 contains a model for scale 2, but scale 4 was requested",
     ),
     ("no model there", None, "superres photo.png out.png --model gone", 1, "gone is not a model folder"),
     ("a model of another kind", None, PHOTO.replace("x2", "mvrbm"), 1, "models/mvrbm does not contain a SuperResolver"),
     ("a damaged model", damaged_model, PHOTO, 1, "model.safetensors"),
-    ("output is there", None, "superres photo.png photo.png", 1, "photo.png exists: use --force to replace it"),
-    ("output of unknown kind", None, "superres photo.png out.gif", 1, "out.gif must end in one of .png .jpg"),
+    ("output is there", None, "superres photo.png photo.png", 1, "photo.png already exists; use --force to replace it"),
+    ("output of unknown kind", None, "superres photo.png out.gif", 1, "out.gif must end in one of .png, .jpg"),
     (
         "--self-ensemble for nothing",
         None,
@@ -158,11 +158,11 @@ MISTAKES = [
         see_through,
         X.replace("out.png", "out.jpg"),
         1,
-        "transparency, which JPEG does not support: write a .png",
+        "transparency, which JPEG does not support; save it as a .png",
     ),
     ("too wide for WebP", wide, X.replace("out.png", "out.webp"), 1, "16,383 pixels.*16,384"),
     ("unknown device", None, "superres photo.png out.png --device tpu", 2, "tpu"),
-    ("no folder to learn from", None, "superres-train gone --out new", 1, "gone: no such folder"),
+    ("no folder to learn from", None, "superres-train gone --out new", 1, "gone does not exist"),
     ("a file to learn from", None, "superres-train photo.png --out new", 1, "photo.png is not a folder of images"),
     ("a folder without images", None, "superres-train models --out new", 1, "models contains no images"),
     (
@@ -275,7 +275,7 @@ def test_self_ensemble_and_force(mvrbm):
 def test_sixteen_bits_that_a_jpeg_cannot_hold_are_noted(mvrbm):
     sixteen_bits()
     code, _, err = mvrbm("superres x.png out.jpg --model models/x2 --device cpu")
-    assert (code, err) == (0, "note: JPEG supports only 8 bits: the lower 8 of 16 bits are lost\n")
+    assert (code, err) == (0, "note: JPEG supports only 8 bits, so the lower 8 of 16 bits are lost\n")
     assert read_picture("out.jpg").pixels.dtype == np.uint8
 
 

@@ -187,25 +187,25 @@ BAD_FILES = [
     ("long doubles", "a.npy", saved(np.zeros(2, np.longdouble)), "booleans, integers or floats"),
     ("no entries", "a.npy", saved(np.zeros((0, 3))), "no entries"),
     ("truncated", "a.npy", saved(ARRAY)[:-1], "truncated: it has 95 of 96 bytes"),
-    ("truncated header", "a.npy", saved(ARRAY)[:50], "damaged"),
+    ("truncated header", "a.npy", saved(ARRAY)[:50], "corrupted"),
     ("huge claim", "a.npy", claiming((2**40, 2**40)), "truncated"),
     ("negative size", "a.npy", claiming((-1, 3)), "no entries"),
     ("huge header", "a.npy", b"\x93NUMPY\x02\x00" + saved(ARRAY)[8:], "declares a header of 662,372,470 bytes"),
     ("version 9", "a.npy", b"\x93NUMPY\x09\x00" + saved(ARRAY)[8:], "version 9.0"),
-    ("code in the header", "a.npy", claiming("__import__('os').getcwd()"), "damaged"),
-    ("npz: not a zip", "a.npz", b"not a zip archive", "damaged"),
+    ("code in the header", "a.npy", claiming("__import__('os').getcwd()"), "corrupted"),
+    ("npz: not a zip", "a.npz", b"not a zip archive", "corrupted"),
     ("npz: nothing in it", "a.npz", zipped({}), "contains no array"),
-    ("npz: several", "a.npz", zipped({"x.npy": saved(ARRAY), "y.npy": saved(ARRAY)}), r"2 arrays \(x, y\): select one"),
-    ("npz: not an array", "a.npz", zipped({"x.txt": b"hello, world"}), "damaged"),
+    ("npz: several", "a.npz", zipped({"x.npy": saved(ARRAY), "y.npy": saved(ARRAY)}), r"2 arrays \(x, y\); select one"),
+    ("npz: not an array", "a.npz", zipped({"x.txt": b"hello, world"}), "corrupted"),
     ("npz: objects", "a.npz", zipped({"x.npy": saved(np.array([None]), allow_pickle=True)}), "Python objects"),
-    ("npz: bomb", "a.npz", zipped({"x.npy": claiming((2**40,))}), "more than the limit"),
+    ("npz: bomb", "a.npz", zipped({"x.npy": claiming((2**40,))}), "exceeds the limit"),
     ("npz: claims more than it has", "a.npz", zipped({"x.npy": claiming((9,))}), "truncated"),
-    ("npz: trailing bytes", "a.npz", zipped({"x.npy": saved(ARRAY) + b"x"}), "after its last entry"),
+    ("npz: trailing bytes", "a.npz", zipped({"x.npy": saved(ARRAY) + b"x"}), "extra bytes after the last entry"),
     ("npz: odd compression", "a.npz", zipped({"x.npy": saved(ARRAY)}, zipfile.ZIP_BZIP2), "unsupported compression"),
-    ("npz: truncated", "a.npz", zipped({"x.npy": saved(ARRAY)})[:-30], "damaged"),
+    ("npz: truncated", "a.npz", zipped({"x.npy": saved(ARRAY)})[:-30], "corrupted"),
     ("image: bomb", "a.png", huge_png(50_000, 50_000), "bomb"),
     ("image: large", "a.png", huge_png(9_000, 8_000), "9000x8000 pixels"),
-    ("image: damaged", "a.png", huge_png(4, 4)[:40], "damaged|not a readable image"),
+    ("image: damaged", "a.png", huge_png(4, 4)[:40], "corrupted|not a readable image"),
     ("image: only by its name", "a.jpg", b"hello", "not a readable image"),
 ]
 
@@ -241,7 +241,7 @@ def test_images_of_different_sizes_raise(tmp_path):
         read_array(tmp_path)
     image(tmp_path / "a.png")
     image(tmp_path / "b.png", size=(5, 3))
-    with pytest.raises(InputError, match=r"b\.png is 5x3, but a\.png is 4x3"):
+    with pytest.raises(InputError, match=r"b\.png is 5x3 and a\.png is 4x3"):
         read_array(tmp_path)
     with pytest.raises(InputError, match="exceed the limit of 20 bytes"):
         read_array(tmp_path, largest=20)

@@ -76,7 +76,7 @@ def test_splits(tmp_path, split, n):
 def test_images_and_labels_of_different_lengths_raise(tmp_path):
     files = small_mnist()
     files[FILES[1]] = files[FILES[3]]
-    with pytest.raises(DatasetError, match="do not match labels"):
+    with pytest.raises(DatasetError, match="but labels of shape"):
         load("mnist", data_dir=put(tmp_path / "x", files))
 
 

@@ -39,13 +39,13 @@ BAD_IDX = [
     ("half a header", GOOD[:9], "the header is incomplete"),
     ("no entries", b"\x00\x00\x08\x02" + bytes(8), "no entries"),
     ("truncated", GOOD[:-1], "truncated"),
-    ("trailing bytes", GOOD + b"\x00", "after its last entry"),
+    ("trailing bytes", GOOD + b"\x00", "extra bytes after the last entry"),
     ("claims 2^64 entries", b"\x00\x00\x08\x02" + b"\xff" * 8, "declares"),
     ("claims more than it holds", b"\x00\x00\x08\x02" + b"\x00\x00\xff\xff" * 2 + b"abc", "truncated"),
     ("gzip: truncated stream", gzip.compress(GOOD)[:-9], "truncated"),
     ("gzip: truncated array", gzip.compress(GOOD[:-1]), "truncated"),
-    ("gzip: damaged stream", gzip.compress(GOOD)[:10] + b"\xff" * 20, "damaged"),
-    ("gzip: wrong checksum", gzip.compress(GOOD)[:-8] + bytes(8), "damaged"),
+    ("gzip: damaged stream", gzip.compress(GOOD)[:10] + b"\xff" * 20, "corrupted"),
+    ("gzip: wrong checksum", gzip.compress(GOOD)[:-8] + bytes(8), "corrupted"),
     ("gzip: claims more than its size can unpack to", gzip.compress(b"\x00\x00\x08\x01\x7f\xff\xff\xff"), "truncated"),
 ]
 

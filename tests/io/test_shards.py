@@ -31,7 +31,7 @@ def header(shape):
 BAD = {
     "no .npy files": {},
     "an invalid shape": {"0.npy": header((0, 2**62))},
-    "is damaged": {"0.npy": b"\x93NUMPY\x01\x00"},
+    "is corrupted": {"0.npy": b"\x93NUMPY\x01\x00"},
     "contains samples of shape": {"0.npy": np.zeros((2, 3)), "1.npy": np.zeros((2, 4))},
     "are empty": {"0.npy": np.zeros((0, 3))},
     "uint8, float32 or float64 is required": {"0.npy": np.zeros((2, 3), dtype=np.int64)},

@@ -46,7 +46,7 @@ def test_columns_are_chosen_by_name(tmp_path, suffix):
     np.save(tmp_path / "names.npy", np.array(["Zoë", "y"]))
     assert read_labels(tmp_path / "names.npy").tolist() == ["Zoë", "y"]
     np.save(tmp_path / "square.npy", np.array([["x", "y"]]))
-    with pytest.raises(InputError, match="expected one label per sample"):
+    with pytest.raises(InputError, match="expected one label or one-hot vector per sample"):
         read_labels(tmp_path / "square.npy")
     with pytest.raises(InputError, match="booleans, integers or floats are required"):
         read_array(tmp_path / "names.npy")
@@ -66,7 +66,7 @@ def test_columns_are_chosen_by_name(tmp_path, suffix):
 
 def test_small_files_that_take_much_memory_raise(tmp_path, monkeypatch):
     (tmp_path / "wide.csv").write_text("1" + ",1" * 100_000 + "\n")
-    message = r"wide\.csv: a table of 100,001 columns takes 100,001,000 bytes, which exceeds the"
+    message = r"wide\.csv: a table of 100,001 columns requires 100,001,000 bytes, which exceeds the"
     with pytest.raises(InputError, match=message):
         read_array(tmp_path / "wide.csv")
     (tmp_path / "bomb.csv.gz").write_bytes(gzip.compress(b"1,2\n" * 10**6))
@@ -110,7 +110,7 @@ def test_a_parquet_dictionary_that_claims_gigabytes_raises(tmp_path, claim):
     content = path.read_bytes()
     at = content.index(b"\x4c\x15", pq.read_metadata(path).row_group(0).column(0).dictionary_page_offset) + 2
     path.write_bytes(content[:at] + claim + content[at + 1 :])
-    with pytest.raises(InputError, match=r"table\.parquet is damaged or truncated"):
+    with pytest.raises(InputError, match=r"table\.parquet is corrupted or truncated"):
         read_array(path)
 
 
@@ -125,7 +125,7 @@ def test_whole_numbers_up_to_255_are_bytes(tmp_path):
 
 
 def test_invalid_tables_raise(tmp_path):
-    for text, message in [(b"a,b\n", "no entries"), (b"a,b\n1,2\n1,2,3\n", "damaged"), (b"\xff\xfe\0", "damaged")]:
+    for text, message in [(b"a,b\n", "no entries"), (b"a,b\n1,2\n1,2,3\n", "corrupted"), (b"\xff\xfe\0", "corrupted")]:
         (tmp_path / "bad.csv").write_bytes(text)
         with pytest.raises(InputError, match=message):
             read_array(tmp_path / "bad.csv")
@@ -175,11 +175,11 @@ def test_stored_arrays(tmp_path, monkeypatch, kind):
         read_array(two)
     with pytest.raises(InputError, match="contains no array 'x', only"):
         read_array(f"{two}:x")
-    with pytest.raises(InputError, match="larger than the limit of 100 bytes"):
+    with pytest.raises(InputError, match="exceeds the limit of 100 bytes"):
         read_array(one, largest=100)
     (tmp_path / "bad.h5").write_bytes(b"no HDF5")
     (tmp_path / "bad.zarr").mkdir()
-    with pytest.raises(InputError, match=rf"bad.{kind} is (damaged|not a readable zarr store)"):
+    with pytest.raises(InputError, match=rf"bad.{kind} is (corrupted|not a readable zarr store)"):
         read_array(tmp_path / f"bad.{kind}")
 
 

@@ -70,12 +70,12 @@ def stack():
 
 
 CANNOT = [
-    (flat, r"requires one visible layer with two axes.*got BoltzmannMachine with 'visible': bernoulli \(6,\)"),
+    (flat, r"requires one two-dimensional visible layer.*got BoltzmannMachine with 'visible': bernoulli \(6,\)"),
     (two_pictures, r"'left': gaussian \(2, 3\), 'right': gaussian \(2, 3\)"),
     (two_labels, "at most one categorical label layer.*'b': categorical"),
     (rectified, "bernoulli or gaussian hidden units.*rectified hidden units"),
-    (stack, "one Boltzmann machine, such as .*, got DeepMVRBM, a stack of 2 machines"),
-    (object, "such as an MVRBM or a ClassificationMVRBM, got object$"),
+    (stack, "one Boltzmann machine, such as .*, but got DeepMVRBM, a stack of 2 machines"),
+    (object, "such as an MVRBM or a ClassificationMVRBM, but got object$"),
 ]
 
 

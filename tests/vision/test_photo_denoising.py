@@ -176,7 +176,7 @@ def test_nothing_is_removed_from_a_clean_photograph():
 
 
 def test_arguments_are_checked():
-    with pytest.raises(ValueError, match="image must be gray, RGB or RGBA, got 2 channels"):
+    with pytest.raises(ValueError, match="image must be grayscale, RGB or RGBA, got 2 channels"):
         denoise_photograph(np.zeros((4, 4, 2), np.uint8))
     wrong_level = r"level, as a fraction of the white level \(0.098 for 25/255\), must be .*, got 25"
     with pytest.raises(ValueError, match=wrong_level):
@@ -257,7 +257,9 @@ def test_a_gray_denoiser_treats_channels_one_by_one(trained):
     for channel in range(3):
         alone = trained["gray"].denoise(np.ascontiguousarray(noisy[..., channel]), level=0.1)
         np.testing.assert_allclose(found[..., channel].astype(int), alone, atol=1)
-    with pytest.raises(ValueError, match="image must be RGB or RGBA for a denoiser of kind 'color', got a gray image"):
+    with pytest.raises(
+        ValueError, match="image must be RGB or RGBA for a denoiser of kind 'color', got a grayscale image"
+    ):
         trained["color"].denoise(LETTERS, level=0.1)
 
 

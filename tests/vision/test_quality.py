@@ -63,7 +63,7 @@ def test_ssim_is_its_definition_at_one_pixel(random):
         ({"truth": np.zeros((10, 10))}, r"truth must have the same dtype as the image \(uint8\), got float64"),
         (
             {"truth": np.zeros((4, 9), np.uint8), "image": np.zeros((4, 9), np.uint8)},
-            "larger than twice the border of 2",
+            r"larger than twice the border \(2 pixels\)",
         ),
     ],
 )

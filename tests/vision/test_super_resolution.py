@@ -369,7 +369,7 @@ def test_the_eight_turns_are_eight():
 
 
 BAD_IMAGES = [
-    (np.zeros((4, 4, 2), np.uint8), "image must be gray, RGB or RGBA, got 2 channels"),
+    (np.zeros((4, 4, 2), np.uint8), "image must be grayscale, RGB or RGBA, got 2 channels"),
     (np.zeros((4, 4), np.int32), "uint8, uint16 or float, got int32"),
     (np.full((4, 4), 1.5), "float images must have values from 0 to 1, got 1.5 to 1.5"),
     (np.full((4, 4), -0.1), "float images must have values from 0 to 1"),
@@ -426,15 +426,15 @@ def test_invalid_parameters_of_symmetric_stages_raise_one_line(setting, message)
 
 
 def test_no_images_and_an_unfitted_model_raise(random):
-    with pytest.raises(ValueError, match="at least one image, got none"):
+    with pytest.raises(ValueError, match="images must contain at least one image"):
         SuperResolver().fit([])
     with pytest.raises(ValueError, match="not fitted yet"):
         SuperResolver().upscale(np.zeros((4, 4), np.uint8))
     with pytest.raises(ValueError, match=r"objective must be one of .*'patches', 'images'.*, got 'words'"):
         a_model().fine_tune([random.random((50, 50))], TrainingStep("words"))
-    with pytest.raises(ValueError, match="at least one image must have 18 or more pixels on each side"):
+    with pytest.raises(ValueError, match="at least one image must be 18 x 18 pixels or larger"):
         a_model().fine_tune([random.random((10, 50))], TrainingStep("images"))
-    with pytest.raises(AttributeError, match="symmetric stages have no plain machine"):
+    with pytest.raises(AttributeError, match="machine_ is not available if symmetric is True"):
         SuperResolver.pretrained(2, device="cpu").machine_  # noqa: B018
 
 
@@ -462,7 +462,7 @@ def test_folders_of_other_models_raise_one_line(tmp_path):
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    assert f"{folder} contains a model for scale 3, but scale 2 is required" == message_of(scale=2)
+    assert f"{folder} contains a model for scale 3, but scale 2 was requested" == message_of(scale=2)
     other = MVRBM((2, 2), n_epochs=1, device="cpu").fit(np.eye(9).reshape(9, 3, 3)).save(tmp_path / "other")
     assert "does not contain a SuperResolver" in message_of(other)
     message_of(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""Read samples, labels and masks from any source, and write arrays to files.
+"""Read samples, labels and masks from files, folders and named datasets, and write arrays to files.
 
 A source is a file, a folder of images or shards, or a named dataset. `formats` and `tables` read the file formats, and
 `pictures` reads images with their color channels and metadata.
@@ -51,11 +51,12 @@ def read_array(
         - a ``.npy`` file, which is memory-mapped,
         - a ``.npz``, HDF5 or zarr file with one array, or ``file.npz:key``,
         - an idx file, optionally compressed with gzip,
-        - a table of numbers (CSV or Parquet). ``file.csv:a,b`` selects columns, and ``file.csv:-a`` drops a column,
+        - a table of numbers (CSV or Parquet), where ``file.csv:a,b`` selects columns and ``file.csv:-a`` drops a
+          column,
         - an image, a folder of images of the same size, or a folder with one such subfolder per class,
         - the name of a dataset, such as ``mnist`` or ``mnist:test``. Use ``./mnist`` to read a file with that name.
     data_dir : path, optional
-        Folder to search first for datasets.
+        Folder in which to look for datasets first.
     largest : int
         Maximum size in bytes of an array that is read into memory.
 
@@ -78,7 +79,7 @@ def read_array(
         if path.is_dir():
             return _read_images([image for images in images_by_class(path).values() for image in images], largest)
         if not path.exists():
-            raise InputError(f"{text}: no such file or dataset. The datasets are {', '.join(datasets.NAMES)}")
+            raise InputError(f"{text}: no such file or dataset. Available datasets are {', '.join(datasets.NAMES)}")
         return _read_file(path, key, largest)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -88,7 +89,7 @@ def _read_stored(path: Path, key: str | None, largest: int) -> Array:
     stored = open_stored(path, key)
     if math.prod(stored.shape) * stored.dtype.itemsize > largest:
         raise InputError(
-            f"{path} contains an array of shape {stored.shape} and type {stored.dtype}, which is larger than the limit "
+            f"{path} contains an array of shape {stored.shape} and dtype {stored.dtype}, which exceeds the limit "
             f"of {largest:,} bytes"
         )
     return np.asarray(stored[:])
@@ -111,12 +112,12 @@ def _read_file(path: Path, key: str | None, largest: int) -> Array:
         return _read_images([path], largest)
     raise InputError(
         f"{path} is not a .npy, .npz, idx, CSV, Parquet, HDF5 or zarr file, an image, a folder of images, or a named "
-        f"dataset: it begins with {head.hex(' ')}"
+        f"dataset; it begins with {head.hex(' ')}"
     )
 
 
 def split_key(text: str) -> tuple[Path, str | None]:
-    """Split ``"file.npz:key"`` into a path and a key. The key is None for files that cannot contain several arrays."""
+    """Split ``"file.npz:key"`` into a path and a key. The key is None for files that cannot contain multiple arrays."""
     place, colon, key = text.rpartition(":")
     if colon and place.endswith((".npz", *TABLES, *STORES)):
         return Path(place), key
@@ -124,10 +125,10 @@ def split_key(text: str) -> tuple[Path, str | None]:
 
 
 def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Array | Rows:
-    """Read samples for an estimator, as an array of shape (n, ...) with dtype uint8, float32 or float64.
+    """Read samples for an estimator as an array of shape (n, ...) and dtype uint8, float32 or float64.
 
-    For a folder of ``.npy`` files or a large array in an HDF5 or zarr file, return :class:`~mvrbm.io.shards.Rows`,
-    which read samples from disk on demand. See :func:`read_array` for other sources.
+    For a folder of ``.npy`` files or a large array in an HDF5 or zarr file, return a :class:`~mvrbm.io.shards.Rows`
+    object, which reads samples from disk on demand. See :func:`read_array` for other sources.
     """
     if is_folder_of_shards(source):
         return Shards(source)
@@ -138,14 +139,16 @@ def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[
             return StoredRows(stored)
     array = read_array(source, data_dir=data_dir)
     if array.ndim < 2:
-        raise InputError(f"{source} has shape {array.shape}: expected samples along the first axis and at least 2 axes")
+        raise InputError(
+            f"expected samples along the first axis and at least 2 axes, but {source} has shape {array.shape}"
+        )
     if array.dtype not in (np.uint8, np.float32, np.float64) or not array.dtype.isnative:
         array = array.astype(np.float64 if array.dtype.itemsize == 8 and array.dtype.kind == "f" else np.float32)
     return array
 
 
 def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Array:
-    """Read labels, as an array with one label or one one-hot row per sample.
+    """Read labels as an array with one label or one-hot vector per sample.
 
     Parameters
     ----------
@@ -154,12 +157,12 @@ def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[s
 
         - a ``.txt`` file with one label per line,
         - a ``.npy`` file, which may also contain strings,
-        - ``file.csv:column``, a column in a table,
+        - ``file.csv:column``, which selects a column of a table,
         - a folder with one subfolder of images per class, where the names of the subfolders are the labels,
         - the name of a dataset,
         - any other source that :func:`read_array` accepts.
     data_dir : path, optional
-        Folder to search first for datasets.
+        Folder in which to look for datasets first.
     """
     text = os.fspath(source)
     path, key = split_key(text)
@@ -185,7 +188,7 @@ def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[s
     named = path.suffix == ".npy" and path.is_file()
     array = np.asarray(open_npy(path, texts=True) if named else read_array(source, data_dir=data_dir))
     if array.ndim not in (1, 2) or (array.ndim == 2 and array.dtype.kind == "U"):
-        raise InputError(f"{source} has shape {array.shape}: expected one label per sample, or one-hot rows")
+        raise InputError(f"expected one label or one-hot vector per sample, but {source} has shape {array.shape}")
     return array
 
 
@@ -212,7 +215,7 @@ def _read_images(paths: list[Path], largest: int) -> Array:
         sizes = [f"{image.shape[1]}x{image.shape[0]}" for image in (images[0], images[-1])]
         if sizes[0] != sizes[1]:
             raise InputError(
-                f"{path} is {sizes[1]}, but {paths[0].name} is {sizes[0]}: all images must have the same size"
+                f"all images must have the same size, but {path} is {sizes[1]} and {paths[0].name} is {sizes[0]}"
             )
         if images[0].size * len(paths) > largest:
             raise InputError(f"{len(paths):,} images of size {sizes[0]} exceed the limit of {largest:,} bytes")
@@ -232,46 +235,48 @@ def _read_gray(path: Path) -> NDArray[np.uint8]:
 
 
 def known_entries(samples: Array, *, nan_is_missing: bool) -> NDArray[np.bool_] | None:
-    """Return a mask that is True where an entry is known, or None if all entries are known.
+    """Return a mask that is True for known entries, or None if all entries are known.
 
-    If `nan_is_missing` is true, NaN marks a missing entry. Otherwise, NaN raises InputError. Infinite entries always
-    raise InputError.
+    If `nan_is_missing` is true, NaN marks missing entries. Otherwise, InputError is raised for NaN. InputError is
+    always raised for infinite entries.
     """
     if samples.dtype.kind != "f" or np.isfinite(samples).all():
         return None
     count = int((~np.isfinite(samples)).sum())
     if not nan_is_missing or np.isinf(samples).any():
         noun = "entry is" if count == 1 else "entries are"
-        raise InputError(f"{count:,} {noun} NaN or infinite: use --missing-nan if NaN marks missing entries")
+        raise InputError(f"{count:,} {noun} NaN or infinite; use --missing-nan if NaN marks missing entries")
     return ~np.isnan(samples)
 
 
 def read_mask(source: str | os.PathLike[str], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Read a mask that is True where an entry is known, for an array of samples of shape `shape`.
+    """Read a mask that is True for known entries of an array of shape `shape`.
 
-    The source must contain only booleans, only 0 and 1, or only 0 and 255. The result has shape `shape`, or `shape[1:]`
-    if all samples share one mask.
+    The source must contain only booleans, only 0 and 1, or only 0 and 255. The result has shape `shape`, or
+    ``shape[1:]`` if all samples share one mask.
     """
     array = np.asarray(read_array(source))
     sizes = {math.prod(whole): whole for whole in (shape[1:], shape)}
     if array.size not in sizes:
         raise InputError(
-            f"{source} has shape {array.shape}: a mask must have the shape of one sample, {shape[1:]}, or of all "
-            f"samples, {shape}"
+            f"a mask must have the shape of one sample, {shape[1:]}, or of all samples, {shape}, but {source} has "
+            f"shape {array.shape}"
         )
     values = np.unique(array)
     if not any(np.isin(values, pair).all() for pair in ((0, 1), (0, 255))):
-        raise InputError(f"{source} is not a mask: it must be true, 1 or 255 where a value is known, and 0 elsewhere")
+        raise InputError(
+            f"{source} is not a mask; it must be true, 1 or 255 for known entries and false or 0 for missing entries"
+        )
     return array.astype(bool).reshape(sizes[array.size])
 
 
 def half_mask(shape: tuple[int, ...], hidden: str) -> NDArray[np.bool_]:
-    """Return a mask for samples of shape `shape` that is False in one half and True in the other.
+    """Return a mask of shape `shape` that is False in one half of a sample and True in the other half.
 
     `hidden` is the half that is False: ``"left"``, ``"right"``, ``"top"`` or ``"bottom"``.
     """
     if len(shape) < 2:
-        raise InputError(f"a sample of shape {shape} has no {hidden} half: pass a mask instead")
+        raise InputError(f"a sample of shape {shape} has no {hidden} half; use a mask instead")
     known = np.ones(shape, bool)
     axis = 0 if hidden in ("top", "bottom") else 1
     middle = shape[axis] // 2
@@ -289,12 +294,12 @@ _SMALLEST_SHEET = 280
 def as_pictures(array: Array) -> Array:
     """Reshape samples to images of shape (n, rows, columns).
 
-    Samples must have shape (n, rows, columns), or (n, m) where m is a square number.
+    Samples must have shape (n, rows, columns), or (n, m) where m is a perfect square.
     """
     if array.ndim == 2 and math.isqrt(array.shape[1]) ** 2 == array.shape[1]:
         array = array.reshape(len(array), math.isqrt(array.shape[1]), -1)
     if array.ndim != 3:
-        raise InputError(f"samples of shape {tuple(array.shape[1:])} are not images: write a .npy file instead")
+        raise InputError(f"samples of shape {tuple(array.shape[1:])} are not images; write a .npy file instead")
     return array
 
 
@@ -303,11 +308,12 @@ def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
 
     Parameters
     ----------
-    array : array of shape (n, rows, columns), or (n, m) where m is a square number
+    array : array of shape (n, rows, columns), or (n, m) where m is a perfect square
         Samples. Values of dtype uint8 are shown unchanged. Other values are clipped to the range from 0 (black) to 1
         (white).
     stretch : bool
-        Whether to map the smallest value to black and the largest value to white instead. Ignored for uint8.
+        Whether to map the smallest value to black and the largest value to white instead of clipping. Ignored for
+        uint8.
     """
     array = as_pictures(array)
     if array.dtype != np.uint8:
@@ -327,8 +333,8 @@ def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
 def write_output(path: str | os.PathLike[str], array: Array, force: bool = False, *, stretch: bool = False) -> Path:
     """Write an array to a ``.npy`` file, or write samples to an image file as a :func:`contact_sheet`.
 
-    Small sheets with several samples are enlarged by an integer factor. A single sample keeps its size. An existing
-    file is replaced only if `force` is true. Returns the path of the file.
+    Small contact sheets with multiple samples are enlarged by an integer factor. A single sample keeps its size. An
+    existing file is replaced only if `force` is true. Returns the path of the file.
     """
     path = check_output(path, force, (".npy", *IMAGE_SUFFIXES))
     encoded = io.BytesIO()  # If np.save fails on a real file, its error message does not give the reason.
@@ -343,7 +349,7 @@ def write_output(path: str | os.PathLike[str], array: Array, force: bool = False
             times = 1 if len(array) == 1 else -(-_SMALLEST_SHEET // max(sheet.shape))
             Image.fromarray(sheet.repeat(times, 0).repeat(times, 1)).save(encoded, kind)
         except (OSError, ValueError) as error:
-            raise InputError(f"{path}: {first_line(error)}") from error
+            raise InputError(f"{path} cannot be written: {first_line(error)}") from error
     with replace_file(path) as file:
         file.write(encoded.getbuffer())
     return path

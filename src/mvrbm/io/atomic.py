@@ -1,7 +1,7 @@
 """Validate output paths before a computation starts, and write files and folders atomically.
 
 Files and folders are written under a temporary name in the same folder and then renamed, so that no other process sees
-a partly written result. `arrays`, `pictures` and :mod:`mvrbm.saving` produce the contents.
+a partially written result. `arrays`, `pictures` and :mod:`mvrbm.saving` produce the contents.
 
 A file is replaced in one step. Replacing an existing folder takes two steps, because no portable call swaps two
 folders:
@@ -69,27 +69,27 @@ def check_output(path: str | os.PathLike[str], force: bool = False, suffixes: Se
     """
     path = Path(path)
     if suffixes and path.suffix.lower() not in suffixes:
-        raise InputError(f"{path} must end in one of {' '.join(suffixes)}")
+        raise InputError(f"{path} must end in one of {', '.join(suffixes)}")
     if _exists(path) and path.is_dir():
-        raise InputError(f"{path} is a folder: specify a file instead")
+        raise InputError(f"{path} is a folder; specify a file instead")
     if _exists(path) and not force:
-        raise InputError(f"{path} exists: use --force to replace it")
+        raise InputError(f"{path} already exists; use --force to replace it")
     if not path.parent.is_dir():
         what = "is a file" if _exists(path.parent) else "does not exist"
-        raise InputError(f"{path} cannot be written: {path.parent} {what}")
+        raise InputError(f"{path} cannot be written because {path.parent} {what}")
     if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{path} cannot be written: no permission to write in {path.parent}")
+        raise InputError(f"{path} cannot be written because {path.parent} is not writable")
     return path
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:
-    """Return `folder`, or raise InputError if files cannot be written to it or if it cannot be created."""
+    """Return `folder`, or raise InputError if it cannot be created or written to."""
     folder = Path(folder)
     nearest = next(place for place in (folder, *folder.absolute().parents) if _exists(place))
     if not nearest.is_dir():
-        raise InputError(f"{folder} cannot be a folder: {nearest} is a file")
+        raise InputError(f"{folder} cannot be used as a folder because {nearest} is a file")
     if not os.access(nearest, os.W_OK):
-        raise InputError(f"{folder} cannot be written: no permission to write in {nearest}")
+        raise InputError(f"{folder} cannot be written because {nearest} is not writable")
     return folder
 
 
@@ -112,7 +112,7 @@ def usual_mode(mode: int) -> int:
 
 @contextlib.contextmanager
 def replace_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a temporary binary file that replaces `path` when the context ends without an error.
+    """Open a temporary binary file that replaces `path` if the context exits without an error.
 
     If `path` is a symbolic link, the file that it points to is replaced.
     """
@@ -120,7 +120,7 @@ def replace_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     target = _follow_link(path)
     try:
         if target.exists() and not stat.S_ISREG(target.stat().st_mode):
-            raise InputError(f"{path} cannot be written: it is not a regular file")
+            raise InputError(f"{path} cannot be written because it is not a regular file")
         handle, staging = tempfile.mkstemp(prefix=_STAGING, dir=target.parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -143,18 +143,18 @@ def _follow_link(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replace_folder(folder: str | os.PathLike[str], replaceable: Callable[[Path], bool]) -> Iterator[Path]:
-    """Create a temporary folder that replaces `folder` when the context ends without an error.
+    """Create a temporary folder that replaces `folder` if the context exits without an error.
 
     If `folder` is a symbolic link, the folder that it points to is replaced. Raises StorageError if `folder` cannot be
-    written, or if it is not empty and `replaceable` returns False for it.
+    written to, or if it is not empty and `replaceable` returns False for it.
     """
     if "\0" in os.fspath(folder):
         raise StorageError(f"{os.fspath(folder)!r} is not a valid folder name")
     target = _follow_link(recover_folder(Path(folder)))
     if target.exists() and not target.is_dir():
-        raise StorageError(f"{target} is a file: specify a folder instead")
+        raise StorageError(f"{target} is a file; specify a folder instead")
     if target.is_dir() and any(target.iterdir()) and not replaceable(target):
-        raise StorageError(f"{target} contains files that are not part of a model: choose another folder")
+        raise StorageError(f"{target} contains files that are not part of a model; choose another folder")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(_former(target), ignore_errors=True)
@@ -196,7 +196,7 @@ def _former(target: Path) -> Path:
 
 
 def recover_folder(folder: Path) -> Path:
-    """Restore `folder` if a process was killed while replacing it, and return `folder`.
+    """Restore `folder` if a process was killed while replacing it, and return its path.
 
     If another process may still be replacing the folder, wait for a short time first.
     """
@@ -211,7 +211,7 @@ def recover_folder(folder: Path) -> Path:
 
 
 def remove_leftovers(home: Path, prefix: str) -> None:
-    """Remove temporary folders in `home` whose names start with `prefix` and that killed processes have left behind."""
+    """Remove temporary folders whose names start with `prefix` and that killed processes left behind in `home`."""
     for folder in home.iterdir():
         if folder.name.startswith(prefix):
             with contextlib.suppress(OSError), lock(folder) as locked:

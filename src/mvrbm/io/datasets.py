@@ -1,4 +1,6 @@
-"""Load named datasets. Some are included in other packages. MNIST and Fashion-MNIST must be downloaded once.
+"""Load named datasets.
+
+MNIST and Fashion-MNIST must be downloaded once. All other datasets are included in other packages.
 
 :func:`load` returns a dataset by name, :func:`where` locates its files, and :func:`fetch` downloads them. `formats`
 reads the files.
@@ -47,7 +49,7 @@ class Dataset:
 
 
 class _Files(NamedTuple):
-    """A dataset of four idx files that are downloaded from public mirrors."""
+    """A dataset that consists of four idx files, which are downloaded from public mirrors."""
 
     description: str
     mirrors: tuple[str, ...]
@@ -82,25 +84,27 @@ def load(name: str, *, split: str = "train", data_dir: str | os.PathLike[str] | 
     split : {"train", "test", "all"}
         Split to load. For datasets without a test split, ``"train"`` contains all samples.
     data_dir : path, optional
-        Folder to search first for the files of downloadable datasets.
+        Folder in which to look for the files of downloadable datasets first.
     """
     entry = _entry(name)
     if split not in ("train", "test", "all"):
         raise DatasetError(f"split must be 'train', 'test' or 'all', got {split!r}")
     if isinstance(entry, _Packaged):
         if split == "test":
-            raise DatasetError(f"'{name}' has no test split: all samples are in split 'train'")
+            raise DatasetError(f"'{name}' has no test split; all samples are in the 'train' split")
         images, labels = entry.read()
         return Dataset(name, images, labels, entry.description)
     folder = where(name, data_dir)
     if folder is None:
-        reason = f"'{name}' is not on this machine: run 'mvrbm data fetch {name}', point MVRBM_DATA or --data-dir at a"
-        raise DatasetError(f"{reason} copy of its idx files, or use '{_ALTERNATIVE}', which requires no download")
+        raise DatasetError(
+            f"'{name}' is not on this machine. Run 'mvrbm data fetch {name}', set MVRBM_DATA or --data-dir to a folder "
+            f"that contains its idx files, or use '{_ALTERNATIVE}', which requires no download"
+        )
     parts = ("train", "test") if split == "all" else (split,)
     files = zip(*(_FILE_NAMES[part] for part in parts), strict=True)
     images, labels = (np.concatenate([read_idx(_existing(folder, name)) for name in names]) for names in files)
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-        raise DatasetError(f"{folder}: images of shape {images.shape} do not match labels of shape {labels.shape}")
+        raise DatasetError(f"{folder} contains images of shape {images.shape}, but labels of shape {labels.shape}")
     return Dataset(name, images, labels, entry.description)
 
 
@@ -112,9 +116,9 @@ def describe(name: str) -> str:
 def where(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
     """Return the folder that contains a dataset's files, or None if they are not on this machine.
 
-    The search order is `data_dir`, the folder given by the environment variable ``MVRBM_DATA``, and the cache. In the
-    first two, a subfolder with the name of the dataset takes precedence over the folder itself. For a dataset included
-    in another package, return the folder of that package.
+    The folders are searched in this order: `data_dir`, the folder given by the environment variable ``MVRBM_DATA``, and
+    the cache. In the first two folders, a subfolder with the name of the dataset takes precedence over the folder
+    itself. For a dataset included in another package, return the folder of that package.
     """
     entry = _entry(name)
     if isinstance(entry, _Packaged):
@@ -130,7 +134,7 @@ def where(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path | N
 
 def _entry(name: str) -> _Files | _Packaged:
     if name not in _SETS:
-        raise DatasetError(f"unknown dataset '{name}': choose one of {', '.join(_SETS)}")
+        raise DatasetError(f"unknown dataset '{name}'; choose one of {', '.join(_SETS)}")
     return _SETS[name]
 
 
@@ -191,19 +195,21 @@ def _download(name: str, mirrors: Sequence[str], target: Path, checksum: str, sh
             return
         except (OSError, ValueError) as error:  # Exceptions raised by requests are OSErrors.
             reasons[_root_cause(error)] = None
-    reason = f"{target.name} for '{name}' could not be downloaded ({'; '.join(reasons)}): check the network connection,"
-    raise DatasetError(f"{reason} use '{_ALTERNATIVE}', or set MVRBM_DATA to a folder with a copy")
+    raise DatasetError(
+        f"{target.name} for '{name}' could not be downloaded ({'; '.join(reasons)}). Check the network connection, use "
+        f"'{_ALTERNATIVE}', or set MVRBM_DATA to a folder that contains a copy"
+    )
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return the message of the innermost exception in a failed request. The outer exceptions add no information."""
+    """Return the message of the innermost exception of a failed request. The outer exceptions add no information."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return getattr(error, "strerror", None) or first_line(error)
 
 
 class _SizeGuard:
-    """Replacement for pooch's progress bar that shows nothing and aborts a download that is far too large."""
+    """Silent replacement for pooch's progress bar that aborts a download if it is much larger than expected."""
 
     total = 0
     received = 0
@@ -211,7 +217,7 @@ class _SizeGuard:
     def update(self, n: int) -> None:
         self.received += n
         if self.received > _LARGEST_DOWNLOAD:
-            raise ValueError("the response is far larger than expected")
+            raise ValueError("the response is much larger than expected")
 
     def reset(self) -> None:
         self.received = 0
@@ -231,8 +237,8 @@ def patches(images: Sequence[Array], size: int | tuple[int, int], n: int, seed: 
     Parameters
     ----------
     images : sequence of arrays
-        Grayscale images of shape (rows, columns) or color images of shape (rows, columns, 3). Bytes are divided by 255.
-        Floats are used unchanged.
+        Grayscale images of shape (rows, columns) or color images of shape (rows, columns, 3). Values of dtype uint8 are
+        divided by 255. Floats are left unchanged.
     size : int or (int, int)
         Number of rows and columns in a patch.
     n : int
@@ -242,14 +248,15 @@ def patches(images: Sequence[Array], size: int | tuple[int, int], n: int, seed: 
 
     Returns
     -------
-    float32 array of shape (n, rows, columns)
+    array of shape (n, rows, columns)
+        Patches of dtype float32.
     """
     rows, columns = (size, size) if isinstance(size, int) else size
     if rows < 1 or columns < 1 or n < 1:
-        raise InputError(f"the size and the number of patches must be positive, got {rows}x{columns} and {n}")
+        raise InputError(f"the size and number of patches must be positive, got {rows}x{columns} and {n}")
     fitting = [image for image in images if image.shape[0] >= rows and image.shape[1] >= columns]
     if not fitting:
-        raise InputError(f"no image is large enough for a patch of {rows}x{columns}")
+        raise InputError(f"no image is large enough for a patch of {rows}x{columns} pixels")
     random = np.random.default_rng(seed)
     places = np.array([(image.shape[0] - rows + 1) * (image.shape[1] - columns + 1) for image in fitting])
     chosen = random.choice(len(fitting), size=n, p=places / places.sum())
@@ -298,7 +305,7 @@ def _natural_images() -> tuple[tuple[Array, ...], None]:
     try:
         ours = [np.asarray(getattr(data, name)()) for name in _SKIMAGE.split()]
     except (OSError, AttributeError) as error:
-        raise DatasetError(f"the scikit-image sample images are not on this machine: {error}") from error
+        raise DatasetError(f"the sample images of scikit-image could not be loaded: {error}") from error
     return (*ours, *map(np.asarray, load_sample_images().images)), None
 
 

@@ -1,4 +1,4 @@
-"""Read word counts of documents, from text in a folder, file or table, or from svmlight or npz files."""
+"""Read word counts of documents from text files, CSV files, svmlight files or npz files."""
 
 import csv
 import sys
@@ -25,7 +25,7 @@ _WORD = r"(?u)\b[^\W\d_]{3,}\b"
 def read_documents(
     path: Path, *, column: str | None = None, vocabulary: Path | None = None, max_words: int = 2000
 ) -> tuple[Any, list[str]]:
-    """Read documents, and return a sparse matrix of word counts, of shape (n, n_words), and the list of words.
+    """Read documents and return a sparse matrix of word counts, of shape (n, n_words), and a list of the words.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def read_documents(
         with np.errstate(over="ignore"):  # Counts too large for float32 become infinite and raise an error below.
             counts, first = (_npz(path), 0) if path.suffix.lower() == ".npz" else _svmlight(path)
         if not np.isfinite(counts.data).all():
-            raise InputError(f"{path} has counts that are not finite")
+            raise InputError(f"{path} contains counts that are not finite")
         if vocabulary is None:
             return counts, [str(number) for number in range(first, first + counts.shape[1])]
         words = [line.split()[0] for line in _lines(vocabulary) if line.strip()]
@@ -60,11 +60,11 @@ def read_documents(
         return counts, words
     if vocabulary is not None:
         suffixes = ", ".join(COUNT_SUFFIXES)
-        raise InputError(f"a vocabulary can only be used with counts ({suffixes}), but {path} contains text")
+        raise InputError(f"a vocabulary can only be used with word counts ({suffixes}), but {path} contains text")
     texts = [text for text in _texts(path, column) if text.strip()]
     if not texts:
         raise InputError(
-            f"{path} has no documents: specify a folder of .txt files, or a file with one document per line"
+            f"{path} contains no documents; specify a folder of .txt files or a file with one document per line"
         )
     from sklearn.feature_extraction.text import CountVectorizer
 
@@ -76,7 +76,7 @@ def read_documents(
         counts = vectorizer.fit_transform(texts)
     except ValueError as error:
         raise InputError(
-            f"{path} has no word with at least three letters that occurs in two of its {len(texts):,} documents"
+            f"{path} has no word of three or more letters that occurs in at least two of its {len(texts):,} documents"
         ) from error
     return counts, vectorizer.get_feature_names_out().tolist()
 
@@ -99,7 +99,7 @@ def _texts(path: Path, column: str | None) -> Iterator[str]:
         yield from _lines(path)
     else:
         path.stat()  # Raises an error if the file does not exist.
-        raise InputError(f"{path} is neither a folder nor a supported file: .txt, .csv, {', '.join(COUNT_SUFFIXES)}")
+        raise InputError(f"{path} must be a folder or end in one of .txt, .csv, {', '.join(COUNT_SUFFIXES)}")
 
 
 def _column(path: Path, column: str | None) -> Iterator[str]:
@@ -108,14 +108,14 @@ def _column(path: Path, column: str | None) -> Iterator[str]:
     names = list(table.fieldnames or [])
     wanted = column or (names[0] if len(names) == 1 else "text")
     if wanted not in names:
-        hint = "" if column else ": specify the text column with --column"
+        hint = "" if column else "; use --column to specify the text column"
         raise InputError(f"{path} has no column '{wanted}', only {names}{hint}")
     for row in table:
         yield row[wanted] or ""
 
 
 def _svmlight(path: Path) -> tuple[Any, int]:
-    """Return the counts and the index of the first word, which is 0 if index 0 occurs in the file, or 1 otherwise."""
+    """Return the counts and the index of the first word, which is 0 if index 0 occurs in the file and 1 otherwise."""
     # scikit-learn's reader requires sorted indices, but many files are not sorted.
     ends = [0]
     words = []
@@ -130,10 +130,10 @@ def _svmlight(path: Path) -> tuple[Any, int]:
                 raise InputError(f"{path}, line {number}: expected word:count, got {pair!r:.40}") from None
         ends.append(len(words))
     if not words:
-        raise InputError(f"{path} has no counts: lines must be 'label word:count word:count ...'")
+        raise InputError(f"{path} contains no counts; lines must have the form 'label word:count word:count ...'")
     first = 0 if min(words) == 0 else 1
     if min(words) < first:
-        raise InputError(f"{path} contains word index {min(words)}: indices start at 0 or 1")
+        raise InputError(f"word indices must start at 0 or 1, but {path} contains index {min(words)}")
     _check_words(path, max(words))
     columns = np.array(words) - first
     matrix = sparse.csr_matrix((counts, columns, ends), shape=(len(ends) - 1, int(columns.max()) + 1), dtype=np.float32)
@@ -144,14 +144,16 @@ def _svmlight(path: Path) -> tuple[Any, int]:
 def _npz(path: Path) -> Any:
     """Read a sparse matrix written by `scipy.sparse.save_npz`.
 
-    SciPy's own reader allocates arrays of whatever size the file declares.
+    SciPy's own reader is not used because it allocates whatever array sizes the file declares.
     """
     data, indices, indptr, shape = (read_npz(path, key) for key in ("data", "indices", "indptr", "shape"))
     with reading(path):
         with zipfile.ZipFile(path) as archive, archive.open("format.npy") as file:
             kind = file.read(1000)[-3:]
         if kind != b"csr":
-            raise InputError(f"{path} is stored as {kind!r}: convert the matrix with tocsr() before saving it")
+            raise InputError(
+                f"expected a CSR matrix in {path}, but got {kind!r}; convert the matrix with tocsr() before saving it"
+            )
         n_documents, n_words = (int(size) for size in shape)
         _check_words(path, n_words)
         matrix = sparse.csr_matrix((data.astype(np.float32), indices, indptr), shape=(n_documents, n_words))

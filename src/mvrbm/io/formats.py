@@ -1,4 +1,4 @@
-"""Read arrays in the binary formats .npy, .npz and idx, and list image files in folders.
+"""Read arrays from .npy, .npz and idx files, and list image files in folders.
 
 `pictures` reads images, and `arrays` selects the reader for a file, a folder or a dataset name. Before allocating
 memory, every reader compares the array size in a file's header with the actual file size. Pickles are never read.
@@ -64,12 +64,12 @@ def images_in(folder: Path) -> list[Path]:
     visible = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
     found = [path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES]
     if not found:
-        raise InputError(f"{folder} contains no images: supported formats are {' '.join(IMAGE_SUFFIXES)}")
+        raise InputError(f"{folder} contains no images; supported formats are {', '.join(IMAGE_SUFFIXES)}")
     return found
 
 
 def images_by_class(folder: Path) -> dict[str, list[Path]]:
-    """Return a mapping from the name of each subfolder to the image files in the subfolder.
+    """Return a mapping from the name of each subfolder to the image files in that subfolder.
 
     A folder that directly contains images or has no subfolders is treated as a single class named "".
     """
@@ -87,10 +87,10 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except (InputError, MemoryError):
         raise
-    except Exception as error:  # NumPy, zipfile and gzip raise many exception types for damaged files.
+    except Exception as error:  # NumPy, zipfile and gzip raise many exception types for corrupted files.
         if isinstance(error, OSError) and error.strerror:
             raise InputError(f"{path} cannot be read: {error.strerror}") from error
-        raise InputError(f"{path} is damaged or truncated: {first_line(error)}") from error
+        raise InputError(f"{path} is corrupted or truncated: {first_line(error)}") from error
 
 
 def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False, texts: bool = False) -> Array:
@@ -117,8 +117,8 @@ def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False, texts: 
 def check_mapped(array: Any) -> None:
     """Raise InputError if the file behind a memory-mapped array has been truncated.
 
-    Reading a truncated memory map would kill the process. This check does not help if the file is truncated between the
-    check and the access.
+    Reading a truncated memory map would kill the process. This check does not help if the file is truncated after the
+    check.
     """
     file = array
     while file is not None and not isinstance(file, mmap.mmap):
@@ -136,16 +136,16 @@ def read_npz(path: str | os.PathLike[str], key: str | None = None, *, largest: i
     with reading(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         if not members:
-            raise InputError(f"{path} contains no array")
+            raise InputError(f"{path} contains no arrays")
         if key is None and len(members) > 1:
             raise InputError(
-                f"{path} contains {len(members)} arrays ({some_of(members)}): select one with {path.name}:KEY"
+                f"{path} contains {len(members)} arrays ({some_of(members)}); select one with {path.name}:KEY"
             )
         if key is not None and key not in members:
             raise InputError(f"{path} contains no array '{key}', only {some_of(members)}")
         name, info = (key, members[key]) if key is not None else next(iter(members.items()))
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise InputError(f"{path} uses an unsupported compression method: save it with numpy.savez_compressed")
+            raise InputError(f"{path} uses an unsupported compression method; save it with numpy.savez_compressed")
         with archive.open(info) as member:
             what = f"{path}:{name}"
             shape, by_column, dtype = _npy_header(member, what)
@@ -158,25 +158,25 @@ def _npy_header(
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
-        raise InputError(f"{what} has .npy version {'.'.join(map(str, version))}: versions 1.0 and 2.0 are supported")
+        raise InputError(f"{what} has .npy version {'.'.join(map(str, version))}, but only 1.0 and 2.0 are supported")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     length = file.read(2 if version == (1, 0) else 4)
     size = int.from_bytes(length, "little")
     if size > _LARGEST_HEADER:  # NumPy would allocate this much memory before reading the header.
-        raise InputError(f"{what} declares a header of {size:,} bytes: the maximum is {_LARGEST_HEADER:,}")
+        raise InputError(f"{what} declares a header of {size:,} bytes, but the maximum is {_LARGEST_HEADER:,}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python's parser warns about unusual literals. The result is validated below.
         shape, by_column, dtype = read(io.BytesIO(length + file.read(size)))
     if dtype.hasobject:
-        raise InputError(f"{what} contains Python objects, which are not supported: save a numeric array instead")
+        raise InputError(f"{what} contains Python objects, which are not supported; save a numeric array instead")
     is_text = texts and dtype.kind == "U" and dtype.itemsize > 0
     if not is_text and (dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.subdtype is not None):
-        raise InputError(f"{what} has entries of type {dtype.name}: booleans, integers or floats are required")
+        raise InputError(f"{what} has dtype {dtype.name}, but booleans, integers or floats are required")
     shape = tuple(int(size) for size in shape)
     if len(shape) > _LARGEST_ORDER:
-        raise InputError(f"{what} has {len(shape)} dimensions: at most {_LARGEST_ORDER} are supported")
+        raise InputError(f"{what} has {len(shape)} dimensions, but at most {_LARGEST_ORDER} are supported")
     if any(size < 0 for size in shape) or (0 in shape and not allow_empty):
-        raise InputError(f"{what} has no entries: its shape is {shape}")
+        raise InputError(f"{what} has no entries (shape {shape})")
     return shape, bool(by_column), dtype
 
 
@@ -189,7 +189,7 @@ def _read_entries(
     """
     needed = math.prod(shape) * dtype.itemsize
     if needed > largest:
-        raise InputError(f"{what} declares {needed:,} bytes for shape {shape}, more than the limit of {largest:,}")
+        raise InputError(f"{what} declares {needed:,} bytes for shape {shape}, which exceeds the limit of {largest:,}")
     if needed > available:
         raise InputError(
             f"{what} is truncated: shape {shape} requires {needed:,} bytes, but there are at most {available:,}"
@@ -201,7 +201,7 @@ def _read_entries(
             raise InputError(f"{what} is truncated: it has {len(content):,} of {needed:,} bytes for shape {shape}")
         content += block
     if file.read(1):  # Reading to the end also makes zipfile and gzip verify their checksums.
-        raise InputError(f"{what} has bytes after its last entry: its shape is {shape}")
+        raise InputError(f"{what} contains extra bytes after the last entry of an array of shape {shape}")
     return np.frombuffer(content, dtype)
 
 
@@ -231,12 +231,12 @@ def _parse_idx(file: IO[bytes], path: Path, available: int, largest: int) -> Arr
     dtype = np.dtype(_IDX_TYPES[head[2]])
     order = head[3]
     if not 1 <= order <= _LARGEST_ORDER:
-        raise InputError(f"{path} declares {order} dimensions: 1 to {_LARGEST_ORDER} are supported")
+        raise InputError(f"{path} declares {order} dimensions, but only 1 to {_LARGEST_ORDER} are supported")
     sizes = file.read(4 * order)
     if len(sizes) < 4 * order:
         raise InputError(f"{path} is truncated: the header is incomplete")
     shape = struct.unpack(f">{order}I", sizes)
     if 0 in shape:
-        raise InputError(f"{path} has no entries: its shape is {shape}")
+        raise InputError(f"{path} has no entries (shape {shape})")
     entries = _read_entries(file, str(path), shape, dtype, available - len(head) - len(sizes), largest)
     return entries.astype(dtype.newbyteorder("="), copy=False).reshape(shape)

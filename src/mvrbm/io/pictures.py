@@ -5,23 +5,23 @@ Files are converted to a :class:`Picture` as follows:
 =============================  ======================================================================
 file                           pixels
 =============================  ======================================================================
-gray, RGB, RGBA                unchanged, with 8 or 16 bits (16 bits in color from PNG and TIFF only)
-gray with alpha                RGBA, 8 bits
-1 bit                          gray, 8 bits
+grayscale, RGB, RGBA           unchanged, with 8 or 16 bits (16 bits in color from PNG and TIFF only)
+grayscale with alpha           RGBA, 8 bits
+1 bit                          grayscale, 8 bits
 palette                        RGB, or RGBA if it has transparent colors
 CMYK, YCbCr                    RGB (CMYK is converted with the profile in the file, if any)
 several images in a JPEG       the first image (phones add previews and depth maps)
 =============================  ======================================================================
 
 Reading raises :class:`~mvrbm.errors.InputError` for unsupported formats (see `READ`), truncated or empty files,
-animations and multi-page files, floating-point pixels, images with more than `LARGEST` pixels, pipes and devices. A
-damaged EXIF block is ignored, and so is a profile that does not match the image's color space. Images are rotated
+animations and multi-page files, floating-point pixels, images with more than `LARGEST` pixels, pipes and devices.
+Corrupted EXIF blocks are ignored, as are ICC profiles that do not match the image's color space. Images are rotated
 upright according to their EXIF orientation. The orientation tag is then removed, so that a written image looks the same
 in every viewer.
 
-tifffile writes 16-bit color TIFF files, and Pillow writes all other files. None of our dependencies writes 16-bit color
-PNG files, so such an image loses its lower 8 bits in a ``.png`` file, and :func:`check_format` returns a message about
-this. Write a ``.tif`` file to keep all 16 bits. Files are written atomically.
+tifffile writes 16-bit color TIFF files, and Pillow writes all other files. Neither can write 16-bit color PNG files, so
+16-bit color images lose their lower 8 bits in ``.png`` files, and :func:`check_format` returns a message about this.
+Write a ``.tif`` file to keep all 16 bits. Files are written atomically.
 """
 
 from __future__ import annotations
@@ -102,26 +102,26 @@ class Picture:
         return self.pixels.ndim == 3 and self.pixels.shape[2] == 4
 
     def with_pixels(self, pixels: Array) -> Picture:
-        """Return a copy with different pixels, for example after enlarging the image."""
+        """Return a copy of the picture with different pixels, for example after enlarging it."""
         return replace(self, pixels=pixels)
 
 
 def read_picture(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Picture:
-    """Read an image with at most `largest` pixels. The module docstring explains when this raises InputError."""
+    """Read an image with at most `largest` pixels, or raise InputError as described in the module docstring."""
     path = Path(path)
     content = _content(path)
     with _as_input_errors(path), _opened(content) as image:
         if not 0 < image.width * image.height <= largest:
-            raise InputError(f"{path} has {image.width}x{image.height} pixels: 1 to {largest:,} are supported")
+            raise InputError(f"{path} has {image.width}x{image.height} pixels, but only 1 to {largest:,} are supported")
         pixels_at_most = (ALLOWANCE + 4 * BEST_COMPRESSION * len(content)) // _BYTES_PER_PIXEL
         if image.width * image.height > pixels_at_most:  # Pillow would allocate all pixels before detecting the error.
             raise InputError(
-                f"{path} declares {image.width}x{image.height} pixels, but has only {len(content):,} bytes and may be "
+                f"{path} declares {image.width}x{image.height} pixels, but has only {len(content):,} bytes; it may be "
                 "truncated"
             )
         frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
         if frames > 1:
-            raise InputError(f"{path} has {frames} frames or pages: split it into separate images")
+            raise InputError(f"{path} has {frames} frames or pages; split it into separate images")
         low = _low_bytes(content, image)
         image.load()
         pixels, notes = _pixels(path, image)
@@ -129,7 +129,7 @@ def read_picture(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Pic
             pixels = pixels.astype(np.uint16) << 8 | low
         # Read EXIF after the pixels, because Pillow rotates TIFFs and removes their orientation when loading them.
         orientation, exif = _exif(image)
-    # Drop a profile for another color space. CMYK profiles have already been applied, and others may be damaged.
+    # Drop a profile for another color space. CMYK profiles have already been applied, and others may be corrupted.
     profile = image.info.get("icc_profile") or b""
     fits = profile[16:20] == (b"GRAY" if pixels.ndim == 2 else b"RGB ")
     return Picture(_upright(pixels, orientation), exif, profile if fits else b"", notes)
@@ -139,7 +139,7 @@ def read_pictures(folder: str | os.PathLike[str]) -> list[Picture]:
     """Read all images in a folder, sorted by name. Files without an image suffix are skipped."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder of images" if folder.exists() else f"{folder}: no such folder")
+        raise InputError(f"{folder} is not a folder of images" if folder.exists() else f"{folder} does not exist")
     return [read_picture(path) for path in images_in(folder)]
 
 
@@ -157,11 +157,11 @@ def _upright(pixels: Array, orientation: int) -> Array:
 def _content(path: Path) -> bytes:
     """Return the contents of a file.
 
-    Pillow decodes the contents in memory, because it would request as many bytes from a file as its header declares.
+    Images are decoded in memory because, given a file, Pillow would request as many bytes as its header declares.
     """
     size = check_regular_file(path)
     if not 0 < size <= _BYTES_PER_PIXEL * LARGEST:
-        raise InputError(f"{path} is {'too large for an image' if size else 'empty'}: it has {size:,} bytes")
+        raise InputError(f"{path} is too large for an image ({size:,} bytes)" if size else f"{path} is empty")
     try:
         return path.read_bytes()
     except OSError as error:
@@ -183,24 +183,24 @@ def _as_input_errors(path: Path) -> Iterator[None]:
         yield
     except (InputError, MemoryError):
         raise
-    except Exception as error:  # Pillow raises many exception types for damaged files.
+    except Exception as error:  # Pillow raises many exception types for corrupted files.
         known: dict[type[Exception], str] = {
-            Image.DecompressionBombError: f" declares far more than {LARGEST:,} pixels: is it a decompression bomb?",
+            Image.DecompressionBombError: f" declares far more than {LARGEST:,} pixels and may be a decompression bomb",
             UnidentifiedImageError: " is not a readable image",
         }
-        raise InputError(f"{path}{known.get(type(error), f' is damaged: {first_line(error)}')}") from error
+        raise InputError(f"{path}{known.get(type(error), f' is corrupted: {first_line(error)}')}") from error
 
 
 def _pixels(path: Path, image: Image.Image) -> tuple[Array, tuple[str, ...]]:
-    """Return the pixels of a loaded image, and messages for the user."""
+    """Return the pixels of a loaded image and messages for the user."""
     if image.mode.startswith("I"):
         values = np.asarray(image)
         low, high = values.min(), values.max()
         if low < 0 or high > 65535:
-            raise InputError(f"{path} has values from {low} to {high}: 8-bit or 16-bit grayscale is required")
+            raise InputError(f"{path} has values from {low} to {high}, but 8-bit or 16-bit grayscale is required")
         return values.astype(np.uint16), ()
     if image.mode not in _CONVERTED:
-        raise InputError(f"{path} has pixels of mode {image.mode}: 8-bit or 16-bit grayscale or color is required")
+        raise InputError(f"{path} has pixels of mode {image.mode}, but 8-bit or 16-bit grayscale or color is required")
     if image.mode == "CMYK":
         return np.asarray(_from_cmyk(image)), ("CMYK was converted to RGB",)
     # A palette can have transparent colors, and in other modes one color can mark transparent pixels.
@@ -209,7 +209,7 @@ def _pixels(path: Path, image: Image.Image) -> tuple[Array, tuple[str, ...]]:
 
 
 def _from_cmyk(image: Image.Image) -> Image.Image:
-    with contextlib.suppress(ImageCms.PyCMSError, OSError, KeyError):  # The profile is missing or damaged.
+    with contextlib.suppress(ImageCms.PyCMSError, OSError, KeyError):  # The profile is missing or corrupted.
         source = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
         turned = ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
         if turned is not None:
@@ -239,7 +239,7 @@ def _low_bytes(content: bytes, image: Image.Image) -> Array | None:
 
 
 def _exif(image: Image.Image) -> tuple[int, bytes]:
-    """Return the orientation, and the EXIF block without the tags for orientation and original file layout."""
+    """Return the orientation, and the EXIF block without the tags for the orientation and the original file layout."""
     kept = Image.Exif()
     try:
         exif = image.getexif()
@@ -257,7 +257,7 @@ def _exif(image: Image.Image) -> tuple[int, bytes]:
 
 
 class Format(NamedTuple):
-    """Capabilities of an output file format, and the options passed to Pillow."""
+    """Capabilities of an output file format and the options passed to Pillow."""
 
     #: Pillow's name for the format.
     name: str
@@ -304,22 +304,28 @@ def check_format(path: str | os.PathLike[str], picture: Picture, scale: int = 1)
     pixels = picture.pixels
     form = FORMATS[path.suffix.lower()]
     if not form.alpha and picture.has_alpha and bool((pixels[..., 3] < np.iinfo(pixels.dtype).max).any()):
-        raise InputError(f"{path}: the image has transparency, which {form.name} does not support: write a .png file")
+        raise InputError(
+            f"{path}: the image has transparency, which {form.name} does not support; save it as a .png file instead"
+        )
     longest = scale * max(pixels.shape[:2])
     if longest > form.longest:
-        raise InputError(f"{path}: {form.name} supports at most {form.longest:,} pixels per side, not {longest:,}")
+        raise InputError(
+            f"{form.name} supports at most {form.longest:,} pixels per side, but {path} would have {longest:,}"
+        )
     lost = []
     if pixels.dtype == np.uint16 and not _keeps_depth(picture, form):
         if form.deep_gray:
-            lost.append(f"color {form.name} is written with 8 bits: the lower 8 of 16 bits are lost (use .tif)")
+            lost.append(
+                f"color {form.name} is written with 8 bits, so the lower 8 of 16 bits are lost; use .tif to keep them"
+            )
         else:
-            lost.append(f"{form.name} supports only 8 bits: the lower 8 of 16 bits are lost")
+            lost.append(f"{form.name} supports only 8 bits, so the lower 8 of 16 bits are lost")
     if _is_deep_tiff(picture, form):
         require("tifffile", f"{path}: writing 16-bit color TIFF", "data")
         if picture.exif:
             lost.append("16-bit color TIFF is written without EXIF metadata")
     if not form.metadata and (picture.exif or picture.profile):
-        lost.append(f"{form.name} does not support EXIF metadata and ICC profiles: they are lost")
+        lost.append(f"{form.name} does not support EXIF metadata or ICC profiles, so they are lost")
     return tuple(lost)
 
 
@@ -346,7 +352,7 @@ def write_picture(path: str | os.PathLike[str], picture: Picture, force: bool = 
 def _encoded(path: Path, picture: Picture, form: Format) -> memoryview:
     """Encode an image in memory.
 
-    Some encoders require seeking. Encoding in memory also separates encoder errors from disk errors.
+    Some encoders require a seekable file. Encoding in memory also separates encoder errors from disk errors.
     """
     encoded = io.BytesIO()
     try:
@@ -368,7 +374,7 @@ def _encoded(path: Path, picture: Picture, form: Format) -> memoryview:
                 del options["compression"]  # Pillow compresses with libtiff, which cannot write EXIF subdirectories.
             Image.fromarray(picture.pixels).save(encoded, form.name, **options)
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path}: {first_line(error)}") from error
+        raise InputError(f"{path} cannot be written: {first_line(error)}") from error
     return encoded.getbuffer()
 
 

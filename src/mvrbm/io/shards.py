@@ -1,4 +1,4 @@
-"""Datasets larger than memory, with samples read on demand from shards, stored arrays or PyTorch datasets.
+"""Datasets larger than memory, whose samples are read on demand from shards, stored arrays or PyTorch datasets.
 
 A folder of shards contains ``.npy`` files, which may differ in length.
 """
@@ -46,7 +46,7 @@ class Rows(ABC):
 
     @abstractmethod
     def _read(self, numbers: Array) -> Array:
-        """Read the rows with the given indices, as an array of shape (m, ...).
+        """Read the rows with the given indices as an array of shape (m, ...).
 
         The number of entries per row must match the shape of a sample.
         """
@@ -57,7 +57,7 @@ class Rows(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the dataset, (n, ...)."""
+        """Shape of the dataset, including the number of samples."""
         return (len(self), *self._sample)
 
     @property
@@ -74,7 +74,7 @@ class Rows(ABC):
         return other
 
     def __getitem__(self, rows: Sequence[int] | slice | Array) -> Array:
-        """Read the rows given by indices or a slice, as an array of shape (m, *sample shape)."""
+        """Read the rows selected by indices or a slice as an array of shape ``(m, *shape[1:])``."""
         numbers = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
         if len(numbers) and (numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= len(self)):
             raise ShardError(f"row indices must be integers from 0 to {len(self) - 1}, got {numbers!r:.60}")
@@ -89,7 +89,7 @@ class Rows(ABC):
 class Shards(Rows):
     """The rows of several ``.npy`` files, concatenated in the order of the file names.
 
-    The files are memory-mapped. Some of them may be empty, but at least one must contain a row.
+    The files are memory-mapped. Files may be empty, but at least one file must contain a row.
 
     Parameters
     ----------
@@ -106,8 +106,8 @@ class Shards(Rows):
         for path, part in zip(self.paths, self._parts, strict=True):
             if (part.shape[1:], part.dtype) != (first.shape[1:], first.dtype):
                 raise ShardError(
-                    f"{path} contains samples of shape {part.shape[1:]} and type {part.dtype}, "
-                    f"but {self.paths[0]} contains samples of shape {first.shape[1:]} and type {first.dtype}"
+                    f"{path} contains samples of shape {part.shape[1:]} and dtype {part.dtype}, "
+                    f"but {self.paths[0]} contains samples of shape {first.shape[1:]} and dtype {first.dtype}"
                 )
         self._ends = np.cumsum([len(part) for part in self._parts])
         super().__init__(int(self._ends[-1]), first.shape[1:], first.dtype)
@@ -152,8 +152,8 @@ class DatasetRows(Rows):
     Parameters
     ----------
     dataset : sequence
-        Sequence of arrays, tensors or images, or of tuples whose first element is the array, tensor or image. The other
-        elements of a tuple are ignored.
+        Sequence of samples, or of tuples whose first element is the sample. A sample is an array, a tensor or an image.
+        The other elements of a tuple are ignored.
     """
 
     may_change = True
@@ -161,7 +161,7 @@ class DatasetRows(Rows):
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         if len(dataset) == 0:
-            raise ShardError("the data is empty: at least one sample is required")
+            raise ShardError("the data is empty, but at least one sample is required")
         first = self._item(0)
         super().__init__(len(dataset), first.shape, _usual(first.dtype))
 
@@ -178,7 +178,7 @@ class DatasetRows(Rows):
 
 
 def _usual(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype to which data of a given dtype is converted: uint8, float32 or float64."""
+    """Return the dtype (uint8, float32 or float64) to which data of a given dtype is converted."""
     return np.dtype(dtype if dtype in (np.uint8, np.float64) else np.float32)
 
 
@@ -188,7 +188,9 @@ def _mapped(path: Path) -> Array:
     except InputError as error:
         raise ShardError(str(error)) from error
     if array.ndim < 2:
-        raise ShardError(f"{path} has shape {array.shape}: expected samples along the first axis and at least 2 axes")
+        raise ShardError(
+            f"expected samples along the first axis and at least 2 axes, but {path} has shape {array.shape}"
+        )
     if array.dtype not in (np.uint8, np.float32, np.float64):
-        raise ShardError(f"{path} has dtype {array.dtype}: uint8, float32 or float64 is required")
+        raise ShardError(f"{path} has dtype {array.dtype}, but uint8, float32 or float64 is required")
     return array

@@ -9,7 +9,7 @@ from mvrbm.io.atomic import replace_file
 
 
 def write_html(package: str, template: str, path: str | os.PathLike[str], **values: Any) -> Path:
-    """Render a template of `package` with the given values, write the page to a file atomically and return its path."""
+    """Render a template from `package`, write the page to a file atomically, and return the path of the file."""
     jinja = require("jinja2", "a page", "demo")
     loader = jinja.PackageLoader(package)
     templates = jinja.Environment(loader=loader, autoescape=True, undefined=jinja.StrictUndefined)

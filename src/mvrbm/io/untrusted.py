@@ -40,7 +40,7 @@ def check_regular_file(path: str | os.PathLike[str], error: type[Exception] = In
         raise error(f"{str(path)!r} is not a valid file name") from None
     if not stat.S_ISREG(found.st_mode):
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
-        raise error(f"{path} is {kind}: specify a regular file")
+        raise error(f"{path} is {kind}; specify a regular file instead")
     return found.st_size
 
 
@@ -68,12 +68,13 @@ class Budget:
         self._began = time.thread_time()  # CPU time does not include waiting for a slow disk.
 
     def spend(self, n_bytes: int, what: str) -> None:
-        """Reserve `n_bytes` before allocating them for `what`. Raise `error` if a limit is exceeded."""
+        """Reserve `n_bytes` bytes for `what` before they are allocated. Raise `error` if a limit is exceeded."""
         self._left -= n_bytes
         if self._left < 0:
             limit = f"{self.n_bytes / 2**20:,.0f} MiB for files of this size"
-            raise self._error(f"{what} takes {n_bytes:,} bytes, which exceeds the limit of {limit}")
+            raise self._error(f"{what} requires {n_bytes:,} bytes, which exceeds the limit of {limit}")
         if time.thread_time() - self._began > self.seconds:
             raise self._error(
-                f"reading {self._paths[0]} takes more than {self.seconds:.0f} s, which is implausible for its size"
+                f"reading {self._paths[0]} takes more than {self.seconds:.0f} s, which is too long for a file of this "
+                "size"
             )

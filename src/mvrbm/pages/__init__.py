@@ -1,4 +1,4 @@
-"""HTML pages: reports, the playground, the enlarging page, and a demo that writes a report and a playground.
+"""HTML pages: reports, a playground for models, a page that enlarges photographs, and a demo.
 
 Every page is one self-contained file that opens without a network connection. The templates contain the HTML, CSS and
 JavaScript, and the modules fill in the values. Only :mod:`mvrbm.pages.demo` trains models and draws samples.

@@ -1,8 +1,8 @@
-"""Demo that trains models on 5,000 handwritten digits and writes a report that shows what they can do.
+"""Demo that trains models on 5,000 handwritten digits and writes a report of the results.
 
-A generative model learns digits together with their labels, using the recipe `generative`. It draws, completes and
-classifies digits. Two pretrained models, which were trained for longer, also draw and complete digits. A smaller model,
-trained with the default recipe, and a classic RBM compute features.
+A generative model learns digits together with their labels, using the ``"generative"`` recipe. It draws, completes and
+classifies digits. Two pretrained models, which were trained for longer, also draw and complete digits. The features of
+a smaller model, trained with the default recipe, are compared with those of a classic RBM.
 """
 
 import platform
@@ -59,7 +59,7 @@ _GENERATIVE: dict[str, Any] = {
 
 
 class _Digits(NamedTuple):
-    """Images of shape (n, 28, 28) with values from 0 to 1, and their labels of shape (n,)."""
+    """Images of shape (n, 28, 28) with values between 0 and 1, and labels of shape (n,)."""
 
     train: Array
     test: Array
@@ -82,7 +82,7 @@ _QUICK = _Effort(n_per_class=50, generative_epochs=2, feature_epochs=2, gibbs_st
 
 
 class _Part(NamedTuple):
-    """Sections of the report, and a dictionary of the numbers in them."""
+    """Sections of the report and a dictionary of the numbers in them."""
 
     sections: list[Section]
     numbers: dict[str, Any]
@@ -96,7 +96,7 @@ def playground_of(out: Path) -> Path:
 def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) -> dict[str, Any]:
     """Train the models, write the report to `out`, and return the numbers in the report.
 
-    A playground is written to the same folder. If `quick` is True, the models train briefly on a few digits.
+    A playground is written to the same folder. If `quick` is True, the models are trained briefly on a few digits.
     """
     began = time.perf_counter()
     effort = _QUICK if quick else _FULL
@@ -141,9 +141,9 @@ def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) 
 
 
 def _load(seed: int, effort: _Effort) -> _Digits:
-    """Load the digits and split them into training and held-out digits, with equally many digits per class.
+    """Load the digits and split them into training and held-out digits, with the same number of digits per class.
 
-    The classes alternate, so that the first ten digits include all classes.
+    The classes alternate, so the first ten digits include all classes.
     """
     data = load("mnist-5k")
     images = data.arrays / np.float32(255)
@@ -161,7 +161,7 @@ def _load(seed: int, effort: _Effort) -> _Digits:
 
 
 def _generate(model: MMVRBM, digits: _Digits, judge: SVC, steps: int) -> _Part:
-    """Draw digits, draw digits of requested classes, complete digits, and return the report sections."""
+    """Draw digits, draw digits of given classes, complete digits, and return the report sections."""
     free = model.sample(2 * _N_SHOWN, steps=steps, mean=True)[_IMAGE]
     requested = np.tile(np.arange(10), 10)
     on_request = model.sample(len(requested), label=requested, steps=steps, mean=True)[_IMAGE]
@@ -188,9 +188,9 @@ def _generate(model: MMVRBM, digits: _Digits, judge: SVC, steps: int) -> _Part:
 
 
 def _complete(model: MMVRBM, digits: _Digits, steps: int) -> tuple[Section, float]:
-    """Complete digits from their left half, and predict their class.
+    """Complete digits from their left halves and predict their classes.
 
-    Returns the section of the report and the accuracy of the predicted classes.
+    Returns the report section and the classification accuracy.
     """
     truth = _binary(digits.test[:_N_COMPLETED])
     labels = digits.test_labels[:_N_COMPLETED]
@@ -212,7 +212,7 @@ def _complete(model: MMVRBM, digits: _Digits, steps: int) -> tuple[Section, floa
 
 
 def _write_playground(model: MMVRBM, out: Path) -> Section:
-    """Write the playground for a model and return the report section that links to the playground."""
+    """Write the playground for a model and return a report section that links to it."""
     path = write_playground(model, playground_of(out), title="The model from the report")
     text = (
         "A page in the same folder runs the model in your browser. Draw a stroke and watch the model complete the "
@@ -284,9 +284,9 @@ def _compare_features(digits: _Digits, effort: _Effort, common: dict[str, Any]) 
 def _classify(
     name: str, train: Array, test: Array, digits: _Digits, model: Any = None, seconds: float = 0.0
 ) -> tuple[list[str], dict[str, Any]]:
-    """Classify held-out digits by their features, of shape (n, n_features).
+    """Classify held-out digits based on their features, of shape (n, n_features).
 
-    Returns the table row and a dictionary of the numbers in it.
+    Returns a table row and a dictionary of the numbers in it.
     """
     nearest = KNeighborsClassifier(1, algorithm="brute").fit(train, digits.train_labels)
     error = float(np.mean(nearest.predict(test) != digits.test_labels))
@@ -301,7 +301,7 @@ def _classify(
 
 
 def _show_features(model: MVRBM, digits: _Digits, seed: int) -> _Part:
-    """Return report sections that show the filters of the model, and how it reconstructs and denoises digits."""
+    """Return report sections that show the filters of the model and how it reconstructs and denoises digits."""
     clean = digits.test
     reconstructed = model.reconstruct(clean)
     error = float(((reconstructed - clean) ** 2).sum((1, 2)).mean())
@@ -367,18 +367,18 @@ def _learning(history: list[dict[str, float]]) -> Section:
 
 
 def _section(title: str, text: str, *grids: tuple[Array, str, str], symmetric: bool = False) -> Section:
-    """Return a section with one figure for each tuple of images, description and caption."""
+    """Return a section with one figure for each tuple of images, alternative text and caption."""
     figures = [image_grid(*grid, columns=10, symmetric=symmetric) for grid in grids]
     return Section(title, [text], figures=figures)
 
 
 def _binary(images: Array) -> Array:
-    """Threshold images at one half."""
+    """Threshold images at 0.5."""
     return (images > 0.5).astype(np.float32)
 
 
 def _left_half(images: Array) -> Array:
-    """Return the images with the right half replaced by gray."""
+    """Return the images with their right halves replaced by gray."""
     return np.where(_LEFT_HALF, images, np.float32(0.5))
 
 

@@ -1,4 +1,4 @@
-"""Encode arrays as JSON for the scripts on a page."""
+"""Encode arrays as JSON for scripts in HTML pages."""
 
 import base64
 from typing import Any
@@ -8,10 +8,10 @@ from numpy.typing import ArrayLike
 
 
 def encode(array: ArrayLike) -> dict[str, Any]:
-    """Encode an array as a dictionary for JSON, with its values in base64. ``templates/decode.js`` decodes it.
+    """Encode an array as a JSON-compatible dictionary with base64-encoded values.
 
-    The values are stored as bytes if this is exact, as 16-bit floats if the array has dtype float16, and as 32-bit
-    floats otherwise.
+    The script ``templates/decode.js`` decodes it. The values are stored as uint8 if this is lossless, as 16-bit
+    floats if the array has dtype float16, and as 32-bit floats otherwise.
     """
     values = np.asarray(array)
     as_bytes = values.astype(np.uint8)

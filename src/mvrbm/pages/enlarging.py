@@ -1,4 +1,4 @@
-"""The enlarging page, which enlarges photographs in the browser with the pretrained models."""
+"""HTML page that enlarges photographs in the browser with the pretrained models."""
 
 import base64
 import os
@@ -26,21 +26,21 @@ _ARRAYS = ("left", "right", "bias", "visible_bias")
 
 
 def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] = SCALES) -> Path:
-    """Write an HTML file that enlarges photographs in the browser, without a network connection.
+    """Write an HTML page that enlarges photographs in the browser, without a network connection.
 
     The page uses the same models as :meth:`mvrbm.vision.SuperResolver.pretrained`, but ignores transparency.
 
     Parameters
     ----------
     path : path
-        File to write. An existing file is replaced after the new file is complete.
+        File to write. An existing file is replaced only after the new file is complete.
     scales : sequence of {2, 3, 4}
         Scale factors that the page offers.
 
     Returns
     -------
     Path
-        Path of the file.
+        Path to the HTML file.
     """
     cpu = torch.device("cpu")
     stages = {scale: shipped_stages(f"x{choice(scale, 'scale', SCALES)}", cpu).symmetric for scale in scales}
@@ -49,7 +49,7 @@ def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] 
 
 
 def template_values(stages: Mapping[int, Sequence[SymmetricStage]], rounds: int) -> dict[str, Any]:
-    """Return the template values for the stages of each scale. `rounds` is the number of back-projection rounds."""
+    """Return the template values for the stages at each scale. `rounds` is the number of back-projection rounds."""
     models = [
         {"scale": scale, "rounds": rounds, "stages": [_describe(stage) for stage in of_scale]}
         for scale, of_scale in stages.items()
@@ -60,7 +60,7 @@ def template_values(stages: Mapping[int, Sequence[SymmetricStage]], rounds: int)
 
 
 def _describe(stage: SymmetricStage) -> dict[str, Any]:
-    """Return the settings and weights of a stage. As in the pretrained files, the weights are in half precision."""
+    """Return the settings and weights of a stage. As in the pretrained files, weights have half precision."""
     described: dict[str, Any] = {name: getattr(stage, name) for name in _SETTINGS}
     for name in _ARRAYS:
         described[name] = encode(getattr(stage, name).detach().cpu().half().numpy())

@@ -1,4 +1,4 @@
-"""HTML figures: image grids in PNG format, and line plots in SVG format in the colors of the page."""
+"""HTML figures: image grids in PNG format, and line plots in SVG format that use the colors of the page."""
 
 import base64
 import contextlib
@@ -34,7 +34,7 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """HTML of a figure, including the alternative text, and its caption."""
+    """HTML code of a figure, including its alternative text, and the caption of the figure."""
 
     html: str
     caption: str
@@ -77,7 +77,7 @@ def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, sy
 def _arrange(images: NDArray[Any], columns: int) -> NDArray[Any]:
     """Arrange images of shape (n, height, width) in a grid with transparent gaps.
 
-    Returns gray and alpha values of shape (rows, columns, 2).
+    Returns an array of gray and alpha values, of shape (rows, columns, 2).
     """
     n, height, width = images.shape
     rows = -(-n // columns)
@@ -94,12 +94,12 @@ def _arrange(images: NDArray[Any], columns: int) -> NDArray[Any]:
 def curves(
     series: Mapping[str, tuple[Sequence[float], Sequence[float]]], alt: str, caption: str, *, x_label: str, y_label: str
 ) -> Figure:
-    """Plot lines as an SVG in the colors of the page.
+    """Plot lines as an SVG figure in the colors of the page.
 
     Parameters
     ----------
-    series : mapping from str to tuple of sequences
-        Name of each line, with its x and y values.
+    series : mapping from str to (sequence, sequence)
+        Mapping from the name of each line to its x and y values.
     alt : str
         Alternative text for readers who cannot see the plot.
     caption : str

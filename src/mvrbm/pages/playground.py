@@ -1,4 +1,4 @@
-"""The playground, a page on which an image model draws, completes and classifies images."""
+"""The playground, an HTML page on which a model draws, completes and classifies images."""
 
 import os
 from collections.abc import Mapping
@@ -24,26 +24,26 @@ _MAX_STARTS = 40
 
 
 def write_playground(model: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
-    """Write an HTML file that runs a model in the browser, without a network connection.
+    """Write an HTML page that runs a model in the browser, without a network connection.
 
     Parameters
     ----------
     model : BoltzmannMachine or estimator
         A model with one two-dimensional visible layer of Bernoulli or Gaussian units, and at most one label layer.
     path : path
-        File to write. An existing file is replaced after the new file is complete.
+        File to write. An existing file is replaced only after the new file is complete.
     title : str, optional
         Heading of the page. Default: the class name of the model.
 
     Returns
     -------
     Path
-        Path of the file.
+        Path to the HTML file.
 
     Raises
     ------
     ValueError
-        If the model has other layers.
+        If the model does not have these layers.
 
     Examples
     --------
@@ -94,13 +94,15 @@ def _machine_of(model: Any) -> BoltzmannMachine:
         got = type(model).__name__
         if len(machines) > 1:
             got += f", a stack of {len(machines)} machines"
-        wanted = "a page requires a model with one Boltzmann machine, such as an MVRBM or a ClassificationMVRBM"
-        raise ValueError(f"{wanted}, got {got}")
+        raise ValueError(
+            "a playground requires a model with one Boltzmann machine, such as an MVRBM or a ClassificationMVRBM, "
+            f"but got {got}"
+        )
     return machines[0]
 
 
 def _layers_of(machine: BoltzmannMachine, kind: str) -> tuple[str, str | None]:
-    """Return the names of the image layer and the label layer. The latter is None if there are no labels."""
+    """Return the names of the image layer and the label layer. The second is None if there is no label layer."""
     layers = machine.layers
     pictures = [name for name, unit in layers.items() if unit.name in _PICTURE_UNITS and len(unit.shape) == 2]
     labels = [name for name, unit in layers.items() if unit.name in _LABEL_UNITS and len(unit.shape) == 1]
@@ -109,9 +111,9 @@ def _layers_of(machine: BoltzmannMachine, kind: str) -> tuple[str, str | None]:
     if len(pictures) != 1 or len(labels) > 1 or others or hidden not in _PICTURE_UNITS:
         given = [f"'{name}': {unit.name} {unit.shape}" for name, unit in layers.items()]
         raise ValueError(
-            "a page requires one visible layer with two axes of bernoulli or gaussian units, at most one categorical "
-            f"label layer, and bernoulli or gaussian hidden units, got {kind} with {', '.join(given)} and {hidden} "
-            "hidden units"
+            "a playground requires one two-dimensional visible layer of bernoulli or gaussian units, at most one "
+            f"categorical label layer, and bernoulli or gaussian hidden units, but got {kind} with {', '.join(given)} "
+            f"and {hidden} hidden units"
         )
     return pictures[0], labels[0] if labels else None
 
@@ -136,7 +138,7 @@ def _encode(tensor: Tensor) -> dict[str, Any]:
 
 
 def _gray_range(unit: Unit, chains: Tensor | None) -> list[float]:
-    """Return the values to show as black and white.
+    """Return the values to display as black and white.
 
     These are the bounds of the unit or, if it is unbounded, a range that contains most pixels.
     """

@@ -1,4 +1,4 @@
-"""Reports: sections of text, tables and figures, written as one HTML file."""
+"""Reports that contain text, tables and figures, written as a single HTML file."""
 
 import os
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Table:
 class Section:
     """Section of a report: a heading, paragraphs, links, tables and figures.
 
-    Each link is a pair of text and URL.
+    Each link is a (text, URL) pair.
     """
 
     title: str
@@ -44,5 +44,5 @@ class Page:
     footer: str = ""
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report to an HTML file. An existing file is replaced after the new file is complete."""
+        """Write the report to an HTML file. An existing file is replaced only after the new file is complete."""
         return write_html("mvrbm.pages", "report.html", path, page=self)

@@ -1,7 +1,7 @@
 """Image processing: denoising, super-resolution, resampling, color spaces and quality metrics.
 
 The two estimators, :class:`SuperResolver` and :class:`PhotoDenoiser`, are both built from the stages in
-:mod:`mvrbm.vision.stages`. :mod:`mvrbm.vision.denoising` uses any trained machine as a prior for clean images.
+:mod:`mvrbm.vision.stages`. :mod:`mvrbm.vision.denoising` uses a trained Boltzmann machine as a prior for clean images.
 :mod:`mvrbm.io.pictures` reads and writes image files, and :mod:`mvrbm.pages` draws figures.
 """
 

@@ -1,8 +1,8 @@
-r"""Back-projection, which makes a high-resolution image consistent with a given low-resolution image.
+r"""Make high-resolution images consistent with low-resolution images by iterative back-projection.
 
-Each round reduces the high-resolution image H, computes the error with respect to the low-resolution image L, and adds
-the enlarged error to H: :math:`H \leftarrow H + E (L - D H)`, where D reduces and E enlarges an image. Because every
-round adds an enlarged image, H always has the form :math:`H_0 + E C` with
+Each round downscales the high-resolution image H, computes the error with respect to the low-resolution image L, and
+adds the enlarged error to H: :math:`H \leftarrow H + E (L - D H)`, where D downscales and E enlarges an image. Because
+every round adds an enlarged image, H always has the form :math:`H_0 + E C` with
 
 .. math:: C \leftarrow C + (L - D H_0) - D E C,
 
@@ -27,9 +27,9 @@ _Block = tuple[slice, slice, Tensor]
 
 @torch.no_grad()
 def back_project(low: Tensor, high: Tensor, scale: int, rounds: int) -> Tensor:
-    """Modify a high-resolution image in place to be consistent with a low-resolution image, and return it.
+    """Modify a high-resolution image in place to make it consistent with a low-resolution image.
 
-    `low` has shape (h, w) and `high` has shape (h * scale, w * scale).
+    `low` has shape (h, w), and `high` has shape (h * scale, w * scale). Returns `high`.
     """
     if rounds == 0:
         return high
@@ -49,9 +49,9 @@ def back_project(low: Tensor, high: Tensor, scale: int, rounds: int) -> Tensor:
 
 
 def _blocks(kind: str, size: int, scale: int, like: Tensor) -> list[_Block]:
-    """Return the blocks for resampling a row or column that has `size` pixels at low resolution.
+    """Return the matrix blocks that resample a row or column with `size` pixels at low resolution.
 
-    `kind` is "reduce", "enlarge", or "both" (enlarge and then reduce).
+    `kind` is ``"reduce"``, ``"enlarge"`` or ``"both"`` (enlarge and then reduce).
     """
     length = size * scale if kind == "enlarge" else size
     blocks = []
@@ -78,7 +78,7 @@ def error_projection(size: int, scale: int, rounds: int, like: Tensor) -> Callab
 
     Errors have shape (n, size * scale, size * scale). The true image is consistent with the low-resolution image except
     for rounding, so the effect of back-projection depends only on the error. All rounds are combined into one matrix of
-    shape (size^2, size^2), which is efficient for batches of small images.
+    shape (size ** 2, size ** 2), which is efficient for batches of small images.
     """
     if rounds == 0:
         return lambda error: error

@@ -1,4 +1,4 @@
-"""Color spaces: ITU-R BT.601 luminance (16 to 235), which super-resolution papers use, and opponent colors."""
+"""Color spaces: ITU-R BT.601 luminance (16 to 235), as in the super-resolution literature, and opponent colors."""
 
 from typing import Any
 
@@ -24,13 +24,14 @@ def luminance(image: Array) -> Array:
     Parameters
     ----------
     image : array of shape (H, W) or (H, W, 3)
-        Gray or RGB image of type uint8, uint16, or floats from 0 to 1. Gray images are returned unchanged.
+        Grayscale or RGB image of dtype uint8, uint16 or float. Floats must be between 0 and 1. Grayscale images are
+        returned unchanged.
 
     Returns
     -------
     array of shape (H, W)
-        Luminance with the same dtype as `image`, from 16/255 (black) to 235/255 (white) of the maximum value. Integers
-        are rounded.
+        Luminance with the same dtype as `image`. It ranges from 16/255 (black) to 235/255 (white) of the maximum value.
+        Integers are rounded.
     """
     if check_image(image).ndim == 2:
         return np.asarray(image)

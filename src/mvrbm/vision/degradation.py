@@ -1,6 +1,6 @@
 """Estimate noise and JPEG compression in photographs, and simulate degradations for training.
 
-Simulations process batches of crops of shape (n, c, h, w), with white at 1, on any device.
+Simulations run on any device and process batches of image crops of shape (n, c, h, w), in which white is 1.
 """
 
 import functools
@@ -70,7 +70,7 @@ class Degradation(NamedTuple):
 
 
 def jpeg_steps(quality: float) -> NDArray[np.int64]:
-    """Return the luminance quantization table, of shape (64,), that libjpeg uses for a quality from 1 to 100."""
+    """Return libjpeg's luminance quantization table, of shape (64,), for a quality between 1 and 100."""
     factor = 5000 // quality if quality < 50 else 200 - 2 * quality
     return np.clip((STANDARD_STEPS * factor + 50) // 100, 1, 255).astype(np.int64)
 
@@ -85,13 +85,14 @@ def estimate_noise(image: Any) -> float:
     """Estimate the standard deviation of Gaussian noise in a photograph, as a fraction of the white level.
 
     White noise has the same variance in all directions, whereas image detail is stronger along rows and columns than
-    along diagonals. The estimate is based on the 10 percent of image blocks with the least variance. It is 0 if almost
-    no block looks like white noise.
+    along diagonals. The estimate is based on the 10 percent of the image blocks with the lowest variance. It is 0 if
+    hardly any blocks look like white noise.
 
     Parameters
     ----------
     image : array of shape (H, W), (H, W, 3) or (H, W, 4)
-        Gray, RGB or RGBA image of type uint8, uint16, or floats from 0 to 1. Alpha is ignored.
+        Grayscale, RGB or RGBA image of dtype uint8, uint16 or float. Floats must be between 0 and 1. The alpha channel
+        is ignored.
     """
     array = check_image(image)
     pixels = array[..., None] if array.ndim == 2 else array[..., :3]
@@ -128,13 +129,14 @@ def estimate_salt(image: Any) -> float:
     """Estimate the fraction of pixels replaced by salt-and-pepper noise.
 
     Salt-and-pepper noise is detected if the image has both isolated black pixels and isolated white pixels that differ
-    from their neighbors by more than Gaussian noise explains. Otherwise, the estimate is 0. The pixels of each channel
-    are counted separately.
+    from their neighbors by more than Gaussian noise could explain. Otherwise, the estimate is 0. Pixels are counted
+    separately in each channel.
 
     Parameters
     ----------
     image : array of shape (H, W), (H, W, 3) or (H, W, 4)
-        Gray, RGB or RGBA image of type uint8, uint16, or floats from 0 to 1. Alpha is ignored.
+        Grayscale, RGB or RGBA image of dtype uint8, uint16 or float. Floats must be between 0 and 1. The alpha channel
+        is ignored.
     """
     pixels = as_channels(check_image(image))[:, None]  # (c, 1, h, w)
     kinds = torch.stack([pixels <= 0, pixels >= 1]).float()
@@ -153,8 +155,9 @@ def estimate_salt(image: Any) -> float:
 def estimate_degradation(image: Any, table: Sequence[int] | None = None) -> Degradation:
     """Estimate the JPEG compression and the noise of a photograph.
 
-    The JPEG quality is estimated from `table`, the luminance quantization table of the JPEG file. It is None if `table`
-    is None or if the quality is above 95. The noise level is 0 if the standard deviation is at most 1.5/255.
+    The JPEG quality is estimated from `table`, the luminance quantization table of the JPEG file. The quality is None
+    if `table` is None or if the estimate is above 95. The noise level is 0 if the estimated standard deviation is at
+    most 1.5/255.
     """
     quality = None if table is None else jpeg_quality(table)
     if quality is not None and quality > HIGHEST_QUALITY:
@@ -164,7 +167,7 @@ def estimate_degradation(image: Any, table: Sequence[int] | None = None) -> Degr
 
 
 def as_channels(array: Array) -> Tensor:
-    """Convert the gray or RGB channels of an image to a float tensor of shape (c, h, w) with white at 1."""
+    """Convert the grayscale or RGB channels of an image to a float tensor of shape (c, h, w), in which white is 1."""
     colors = array[..., None] if array.ndim == 2 else array[..., :3]
     return torch.from_numpy(np.ascontiguousarray(colors.transpose(2, 0, 1), np.float32)) / white(array.dtype)
 
@@ -172,8 +175,8 @@ def as_channels(array: Array) -> Tensor:
 def median_of_uncorrupted(images: Tensor, mask: Tensor) -> Tensor:
     """Replace each corrupted pixel with the median of its uncorrupted neighbors.
 
-    The neighborhood has 3x3 pixels, or 5x5 or 7x7 pixels if all pixels in smaller neighborhoods are corrupted. `images`
-    and `mask` have shape (n, 1, h, w). The mask is 1 where pixels are corrupted.
+    The neighborhood is 3x3 pixels. If all of these are corrupted, it is enlarged to 5x5 pixels and then to 7x7 pixels.
+    `images` and `mask` have shape (n, 1, h, w). `mask` is 1 for corrupted pixels.
     """
     for side in (3, 5, 7):
         known = torch.where(mask > 0, torch.nan, images)
@@ -188,7 +191,7 @@ def median_of_uncorrupted(images: Tensor, mask: Tensor) -> Tensor:
 
 
 class Degraded(NamedTuple):
-    """Degraded images, target images, and the degradation information available to a stage."""
+    """Degraded images, the target images, and the information about the degradation that a stage receives."""
 
     images: Tensor  # (n, c, h, w)
     goal: Tensor  # (n, c, h, w)
@@ -197,7 +200,7 @@ class Degraded(NamedTuple):
 
 
 class Simulation(ABC):
-    """Base class for random degradations of clean images, which stages learn to undo."""
+    """Base class for random image degradations that stages learn to undo."""
 
     border = 8  # number of pixels on each side of a crop that the loss ignores
     known_level = True  # whether stages receive the level
@@ -205,22 +208,25 @@ class Simulation(ABC):
 
     @abstractmethod
     def __call__(self, truth: Tensor, rng: RandomSource, level: float | None = None) -> Degraded:
-        """Degrade images of shape (n, c, h, w). If `level` is None, each image gets a random level."""
+        """Degrade images of shape (n, c, h, w). If `level` is None, a random level is drawn for each image."""
 
     def project(self, image: Tensor, truth: Tensor) -> Tensor:
-        """Return the output of a stage after imposing known constraints on it. By default, there are none."""
+        """Impose known constraints on the output of a stage. By default, return the output unchanged."""
         return image
 
 
 def _levels(level: float | None, low: float, high: float, like: Tensor, rng: RandomSource) -> Tensor:
-    """Return one level per image in a batch: `level`, or uniform random levels from `low` to `high` if it is None."""
+    """Return one level per image. If `level` is None, the levels are drawn uniformly between `low` and `high`."""
     if level is not None:
         return like.new_full((len(like),), float(level))
     return rng.uniform((len(like),), like) * (high - low) + low
 
 
 class SimulatedReduction(Simulation):
-    """Bicubic reduction by `scale` followed by bicubic enlargement, with back-projection after each stage."""
+    """Bicubic downscaling by a factor of `scale` followed by bicubic enlargement to the original size.
+
+    Back-projection is applied after each stage.
+    """
 
     known_level = False
 
@@ -239,8 +245,8 @@ class SimulatedReduction(Simulation):
     def project(self, image: Tensor, truth: Tensor) -> Tensor:
         """Return the image after back-projection.
 
-        Back-projection does not change the true image, which is consistent with the low-resolution image. It is
-        therefore applied only to the error of the image.
+        Back-projection does not change the true image, which is already consistent with the low-resolution image, so
+        only the error of the image is projected.
         """
         size = truth.shape[-1] // self.scale
         project = _projection(size, self.scale, self.rounds, truth.dtype, truth.device)
@@ -275,7 +281,7 @@ class SimulatedNoise(Simulation):
 
 
 class SimulatedJpeg(Simulation):
-    """JPEG compression of luminance with a quality from 10 to 98.
+    """JPEG compression of the luminance with a quality between 10 and 98.
 
     The level of the degraded images is one quarter of the mean quantization step.
     """
@@ -304,7 +310,10 @@ class SimulatedSalt(Simulation):
 
 @functools.lru_cache(maxsize=8)
 def _constant(name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a constant tensor by name. It is cached, because it cannot be copied during CUDA graph capture."""
+    """Return the constant tensor with the given name.
+
+    The tensor is cached because it cannot be copied to the device during CUDA graph capture.
+    """
     values = {"opponent": OPPONENT, "waves": dct(np.eye(8), axis=0, norm="ortho"), "steps": STANDARD_STEPS}[name]
     return torch.from_numpy(values).to(device, dtype)
 
@@ -317,9 +326,10 @@ def to_opponent(images: Tensor) -> Tensor:
 def compress(images: Tensor, quality: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     """Apply JPEG compression to luminance images of shape (n, 1, h, w).
 
-    `quality`, of shape (n,), is from 1 to 100. `starts`, of shape (2, n, 1), contains the vertical and horizontal
-    offsets of the JPEG blocks in each image, from 0 to 7. Returns the images after decompression and the artifact
-    levels of shape (n,): one quarter of the mean quantization step, as a fraction of the white level.
+    `quality` has shape (n,) and values between 1 and 100. `starts` has shape (2, n, 1) and contains the vertical and
+    horizontal offsets of the JPEG blocks in each image, between 0 and 7. Returns the decompressed images and their
+    artifact levels, of shape (n,). An artifact level is one quarter of the mean quantization step, as a fraction of the
+    white level.
     """
     n, _, height, width = images.shape
     device = images.device

@@ -1,4 +1,4 @@
-r"""Add noise to images, and remove noise with any trained machine as a prior for clean images.
+r"""Add noise to images, or remove it with a trained Boltzmann machine as the prior for clean images.
 
 The machine defines the prior, the noise model defines the likelihood, and the clean image is inferred. With observed
 pixels y, clean pixels X and hidden units Y,
@@ -47,20 +47,20 @@ def add_noise(images: Any, noise: str = "salt-and-pepper", level: float = 0.1, s
     Parameters
     ----------
     images : array of shape (n, rows, columns) or (rows, columns)
-        Gray images of dtype uint8, or floats from 0 (black) to 1 (white).
+        Grayscale images of dtype uint8 or float. Floats range from 0 (black) to 1 (white).
     noise : {"salt-and-pepper", "gaussian"}
         Type of noise. Salt-and-pepper noise replaces a pixel with black or white, each with probability `level` / 2.
         Gaussian noise is additive: :math:`y = x + \text{level} \cdot \varepsilon`, :math:`\varepsilon \sim N(0, 1)`.
     level : float
         Probability of replacing a pixel, from 0 to 1, or standard deviation of Gaussian noise as a fraction of the
-        white level. For uint8, a level of 0.1 is a standard deviation of 25.5.
+        white level. For uint8 images, a level of 0.1 corresponds to a standard deviation of 25.5.
     seed : int
         Random seed.
 
     Returns
     -------
-    array like `images`
-        Noisy images of the same shape and dtype. For uint8, values are rounded and clipped. Floats are not clipped.
+    array of the same shape and dtype as `images`
+        Noisy images. Values of dtype uint8 are rounded and clipped. Floats are not clipped.
     """
     array = check_gray_images(images)
     random = np.random.default_rng(seed)
@@ -76,9 +76,9 @@ def add_noise(images: Any, noise: str = "salt-and-pepper", level: float = 0.1, s
 def robust_sigma(images: Array) -> float:
     r"""Estimate the standard deviation of Gaussian noise in images of shape (n, rows, columns).
 
-    For each block of 2x2 pixels, :math:`d = (a - b - c + e) / 2` has the same standard deviation as the noise, and
-    hardly depends on the image in smooth regions. The estimate :math:`\operatorname{median} |d| / 0.6745` is robust
-    against a few edges (Donoho and Johnstone, 1994). It is 0 for images smaller than 2x2 pixels.
+    For each 2x2 block of pixels a, b, c and e, :math:`d = (a - b - c + e) / 2` has the same standard deviation as the
+    noise, and hardly depends on the image in smooth regions. The estimate :math:`\operatorname{median} |d| / 0.6745` is
+    robust to a few edges (Donoho and Johnstone, 1994). It is 0 for images smaller than 2x2 pixels.
     """
     rows = images.shape[1] // 2 * 2
     columns = images.shape[2] // 2 * 2
@@ -149,47 +149,47 @@ def denoise(
     values: str = "auto",
     seed: int = 0,
 ) -> Array:
-    r"""Infer clean images from noisy ones with a trained machine.
+    r"""Infer clean images from noisy images with a trained Boltzmann machine.
 
     Parameters
     ----------
     model : BoltzmannMachine or fitted estimator
         Prior for clean images, with one two-dimensional visible layer of Bernoulli or Gaussian units.
     images : array of shape (n, rows, columns) or (rows, columns)
-        Gray images of dtype uint8, or floats from 0 (black) to 1 (white). Bytes are scaled as in training: to [0, 1]
-        for Bernoulli units, and not at all for Gaussian units. Images larger than the visible layer are denoised in
-        overlapping patches, which are averaged.
+        Grayscale images of dtype uint8 or float. Floats range from 0 (black) to 1 (white). As in training, uint8 values
+        are scaled to [0, 1] for Bernoulli units and left unchanged for Gaussian units. Images larger than the visible
+        layer are denoised in overlapping patches, which are averaged.
     noise : {"salt-and-pepper", "gaussian"}
         Type of noise. See :func:`add_noise`.
     level : float, optional
         Fraction of pixels replaced by salt-and-pepper noise, or standard deviation of Gaussian noise as a fraction of
-        the white level. If None, one level for all images is estimated.
+        the white level. If None, a single level is estimated for all images.
     method : {"mean-field", "gibbs"}
         Inference method. See :func:`posterior_mean`.
     rounds : int
         Number of mean-field iterations.
     steps, burn_in : int
-        Number of Gibbs steps to average over, and number of Gibbs steps before averaging.
+        Number of Gibbs steps to average over, and number of Gibbs steps to discard before averaging.
     stride : int, optional
         Distance between patches in pixels. A smaller stride gives better results but takes longer. Default: a quarter
         of the shorter side of the visible layer.
     values : {"auto", "binary", "gray"}
-        Values of clean pixels in Bernoulli units: only black and white, or gray values that represent means. ``"auto"``
-        selects ``"binary"`` if the noise is salt-and-pepper and the images have no gray pixels, and ``"gray"``
-        otherwise.
+        Whether clean pixels in Bernoulli units are either black or white (``"binary"``) or take gray values
+        (``"gray"``). ``"auto"`` selects ``"binary"`` if the noise is salt-and-pepper and the images have no gray
+        pixels, and ``"gray"`` otherwise.
     seed : int
         Random seed for Gibbs sampling.
 
     Returns
     -------
-    array like `images`
-        Posterior means of the clean images, of the same shape and dtype.
+    array of the same shape and dtype as `images`
+        Posterior means of the clean images.
 
     Notes
     -----
     For salt-and-pepper noise, pixels that are neither black nor white are returned unchanged. The result depends on how
-    often clean gray pixels are exactly black or white, which is estimated from about a million pixels of the images.
-    The model must have been trained on similar images.
+    often the pixels of clean grayscale images are exactly black or white, which is estimated from about a million
+    pixels. The model must have been trained on similar images.
 
     Examples
     --------
@@ -228,7 +228,7 @@ def denoise(
 def estimate_level(
     model: Any, images: Any, *, noise: str = "salt-and-pepper", stride: int | None = None, values: str = "auto"
 ) -> float:
-    """Estimate the noise level of images, as :func:`denoise` does by default.
+    """Estimate the noise level of images in the same way as :func:`denoise` with ``level=None``.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ def estimate_level(
     float
         Fraction of pixels replaced by salt-and-pepper noise, or standard deviation of Gaussian noise as a fraction of
         the white level. For salt-and-pepper noise, the estimate is based on the black and white pixels that the prior
-        does not explain.
+        cannot explain.
     """
     request = _Request(model, images, noise, None, stride, values)
     with sensible_threads(request.machine, request.patches_at_once):
@@ -260,7 +260,9 @@ class _Request:
         choice(values, "values", ("auto", "binary", "gray"))
         self.patch = (unit.shape[0], unit.shape[1])
         if any(size < side for size, side in zip(batch.shape[1:], self.patch, strict=True)):
-            raise ValueError(f"images must be no smaller than the visible layer {self.patch}, got {batch.shape[1:]}")
+            raise ValueError(
+                f"images must be at least as large as the visible layer {self.patch}, got {batch.shape[1:]}"
+            )
         self.stride = max(1, min(self.patch) // 4) if stride is None else whole_number(stride, "stride")
         if self.stride > min(self.patch):
             raise ValueError(f"stride must be at most {min(self.patch)} (the shorter side of a patch), got {stride}")
@@ -297,7 +299,7 @@ class _Request:
         return PatchGrid(n, (self.batch.shape[1], self.batch.shape[2]), self.patch, self.stride)
 
     def fit(self, rounds: int) -> Tensor:
-        """Fit the observation by mean-field inference to patches spread over all images, and return these patches."""
+        """Fit the observation model to patches from all images by mean-field inference, and return the patches."""
         grid = self.grid(len(self.batch))
         which = np.unique(np.linspace(0, len(grid) - 1, self.patches_at_once).astype(np.int64))
         y = self.tensor(grid.cut(self.batch, which))
@@ -309,7 +311,7 @@ class _Request:
         return torch.from_numpy(np.ascontiguousarray(patches)).to(self.machine.like) / self.unit_of_model
 
     def as_given(self, clean: Array, noisy: Array) -> Array:
-        """Convert clean images to the value range and the dtype of the noisy images."""
+        """Convert clean images to the value range and dtype of the noisy images."""
         clean = clean * self.unit_of_model
         if self.bounded:
             clean = np.clip(clean, 0, self.white)
@@ -330,6 +332,6 @@ def _prior(model: Any) -> tuple[BoltzmannMachine, Unit]:
     binary = unit.levels == 2 and unit.entry_modes == 0
     if len(unit.shape) != 2 or not (unit.gaussian or binary):
         found = f"{unit.name} of shape {unit.shape}"
-        raise ValueError(f"model must have a two-dimensional visible layer of binary or Gaussian units, got {found}")
+        raise ValueError(f"model must have a two-dimensional visible layer of Bernoulli or Gaussian units, got {found}")
     machine.check_bounded()
     return machine, unit

@@ -1,4 +1,4 @@
-"""Image arrays: validation, white level, dtype conversion, flips and rotations.
+"""Validate, convert, flip and rotate image arrays.
 
 Images are NumPy arrays of shape (rows, columns) or (rows, columns, channels). Their dtype is uint8, uint16 or a float
 type, with black at 0 and white at 255, 65535 or 1, respectively. :mod:`mvrbm.io.pictures` reads and writes image files.
@@ -13,9 +13,10 @@ Array = NDArray[Any]
 
 
 def check_image(image: Any, *, unit_range: bool = False, noise: float = 0.0) -> Array:
-    """Convert an image to an array of shape (H, W) or (H, W, C), or raise ValueError for other shapes and dtypes.
+    """Convert an image to an array of shape (H, W) or (H, W, C).
 
-    If `unit_range` is True, floats must be in [-noise, 1 + noise].
+    Raises ValueError if the image has another shape or an unsupported dtype. If `unit_range` is True, floats must be
+    between ``-noise`` and ``1 + noise``.
     """
     array = np.asarray(image)
     if array.ndim not in (2, 3) or 0 in array.shape:
@@ -28,33 +29,33 @@ def check_image(image: Any, *, unit_range: bool = False, noise: float = 0.0) -> 
 
 
 def check_gray_images(images: Any) -> Array:
-    """Convert gray images of shape (rows, columns) or (n, rows, columns) to an array of uint8 or finite floats.
+    """Convert grayscale images of shape (rows, columns) or (n, rows, columns) to an array of uint8 or finite floats.
 
-    Raises ValueError for other shapes and dtypes.
+    Raises ValueError if the images have another shape or an unsupported dtype.
     """
     array = np.asarray(images)
     if array.dtype != np.uint8 and array.dtype.kind != "f":
         raise ValueError(f"images must have dtype uint8 or float, got {array.dtype}")
     if array.ndim not in (2, 3) or array.size == 0:
-        raise ValueError(f"images must be gray, of shape (rows, columns) or (n, rows, columns), got {array.shape}")
+        raise ValueError(f"images must have shape (rows, columns) or (n, rows, columns), got shape {array.shape}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError(f"images must be finite, got {int((~np.isfinite(array)).sum())} non-finite entries")
+        raise ValueError(f"images must be finite, got {int((~np.isfinite(array)).sum())} non-finite values")
     return array
 
 
 def white(dtype: np.dtype[Any]) -> float:
-    """Return the white level for a dtype: 255 for uint8, 65535 for uint16, or 1 for floats."""
+    """Return the white level for a dtype: 255 for uint8, 65535 for uint16, and 1 for floats."""
     return float(np.iinfo(dtype).max) if dtype.kind == "u" else 1.0
 
 
 def to_dtype(image: Array, dtype: Any) -> Array:
-    """Convert a float image to another dtype. Values are clipped to [0, 1], and integers are rounded half up."""
+    """Convert a float image to another dtype, clipping values to [0, 1] and rounding half up for integer dtypes."""
     dtype = np.dtype(dtype)
     return round_to(np.clip(image, 0, 1) * image.dtype.type(white(dtype)), dtype)
 
 
 def round_to(values: Any, dtype: np.dtype[Any]) -> Array:
-    """Convert values to a dtype. Integers are rounded half up."""
+    """Convert values to a dtype, rounding half up for integer dtypes."""
     return np.asarray(np.floor(values + 0.5) if dtype.kind == "u" else values).astype(dtype)
 
 
@@ -65,5 +66,5 @@ def turned(image: Array, turn: int) -> Array:
 
 
 def turned_back(image: Array, turn: int) -> Array:
-    """Undo :func:`turned`."""
+    """Undo the flip or rotation that :func:`turned` applies."""
     return np.rot90(image[:, ::-1] if turn >= 4 else image, -(turn % 4))

@@ -1,4 +1,4 @@
-r"""Noise models: the distribution of a clean pixel given the observed, noisy pixel.
+r"""Noise models, which define the distribution of a clean pixel given the observed noisy pixel.
 
 A machine defines the distribution :math:`p(x \mid f)` of each clean pixel, given the field :math:`f` from the hidden
 layer. The noise defines the distribution :math:`p(y \mid x)` of the observed pixel. An :class:`Observation` computes
@@ -37,8 +37,8 @@ _GRAYS = torch.linspace(0, 1, 65, dtype=torch.float64)  # (levels,)
 class Observation(ABC):
     r"""Distribution of clean pixels given the observed pixels and the field from the hidden layer.
 
-    `unit` is the visible layer of the machine, which defines :math:`p(x \mid f)`. `level` is the noise level. If None,
-    :meth:`fit` estimates the level, starting at `start`. Black is 0, and `white` is the white level.
+    `unit` is the visible layer of the machine, which defines :math:`p(x \mid f)`. `level` is the noise level. If it is
+    None, :meth:`fit` estimates it, starting from `start`. Black is 0, and `white` is the white level.
     """
 
     #: Whether :meth:`fit` estimates parameters. If None, it does so only if the noise level is unknown.
@@ -62,7 +62,7 @@ class Observation(ABC):
 
     @abstractmethod
     def sample(self, field: Tensor, y: Tensor, rng: RandomSource) -> Tensor:
-        r"""Sample the clean pixels from the posterior. `field`, `y` and the result have shape (n, I, J)."""
+        r"""Sample clean pixels from the posterior. `field`, `y` and the result have shape (n, I, J)."""
 
     def fit(self, field: Tensor, y: Tensor) -> None:  # noqa: B027  (some subclasses estimate nothing)
         """Estimate the unknown parameters of the noise and the pixel distribution from fields and observed pixels."""
@@ -71,8 +71,8 @@ class Observation(ABC):
 class GrayPixels:
     r"""Distribution of a gray pixel with mean :math:`\mu`: a mixture of black, white and a beta distribution.
 
-    Bernoulli units trained on gray data predict the mean of a pixel, but not its distribution around the mean. This
-    class models the distribution with
+    Bernoulli units trained on grayscale data predict the mean of a pixel, but not its distribution around the mean.
+    This class models the distribution with
 
     .. math:: p(0 \mid \mu) = a_0 (1 - \mu)^{k_0}, \qquad p(1 \mid \mu) = a_1 \mu^{k_1},
               \qquad 0 < a \le 1,\ k \ge 1.
@@ -97,7 +97,7 @@ class GrayPixels:
         return black * (1 - mean) ** black_power, white * mean**white_power
 
     def levels(self, mean: Tensor) -> Tensor:
-        """Return the probability of each gray level, of shape (bins, levels), for means of shape (bins,)."""
+        """Return the probabilities of all gray levels, of shape (bins, levels), for means of shape (bins,)."""
         black, white = self.ends(mean)
         rest = (1 - black - white).clamp(min=1e-12)
         center = ((mean - white) / rest).clamp(1e-6, 1 - 1e-6)[:, None]
@@ -131,10 +131,10 @@ def _fit_gray_pixels(
     """Fit the distribution of gray pixels and, if `known` is False, the noise level.
 
     `log_likelihood` maps a distribution and a noise level to a scalar. `level` is the known level, or the initial value
-    of an estimate within `bounds`. If `spread` is True, the concentration is fitted too. All parameters are fitted on a
-    logarithmic scale with normal priors of standard deviation 1, which have the weight of a few pixels. The priors are
-    centered at the usual values in :class:`GrayPixels` and at `usual_level`. If `usual_level` is None, the level has no
-    prior.
+    of an estimate within `bounds`. If `spread` is True, the concentration is also fitted. All parameters are fitted on
+    a logarithmic scale with normal priors of standard deviation 1, which carry about as much weight as a few pixels.
+    The priors are centered at the default values of :class:`GrayPixels` and at `usual_level`. If `usual_level` is None,
+    the level has no prior.
     """
     from scipy.optimize import minimize
 
@@ -166,8 +166,8 @@ def _fit_gray_pixels(
 class SaltAndPepper(Observation):
     r"""Salt-and-pepper noise with rate :math:`\rho` on binary pixels.
 
-    The noise turns a pixel black or white with probability :math:`\rho / 2` each. A pixel that is observed as black or
-    white, with value :math:`v`, is unchanged with probability
+    The noise turns a pixel black with probability :math:`\rho / 2` and white with probability :math:`\rho / 2`. A pixel
+    that is observed as black or white, with value :math:`v`, is unchanged with probability
 
     .. math:: w = \frac{(1 - \rho)\, p(x = v \mid f)}{(1 - \rho)\, p(x = v \mid f) + \rho / 2},
 
@@ -183,7 +183,7 @@ class SaltAndPepper(Observation):
         return 1 - mean, mean
 
     def _unchanged(self, field: Tensor, y: Tensor) -> Tensor:
-        """Return, for each pixel, the probability that the noise has not changed it."""
+        """Return the probability that the noise has left each pixel unchanged."""
         black, white = self.ends(field)
         unchanged = (1 - self.level) * torch.where(y <= 0, black, white)
         extreme = (y <= 0) | (y >= self.white)
@@ -211,7 +211,7 @@ class SaltAndPepper(Observation):
 class SaltAndPepperOnReal(SaltAndPepper):
     r"""Salt-and-pepper noise on Gaussian units, with pixels clipped to the range from black to white.
 
-    With :math:`x \mid f \sim N(m, s^2)`, a clean pixel is black if it rounds to the byte 0. Therefore,
+    With :math:`x \mid f \sim N(m, s^2)`, a clean pixel is black if it rounds to the uint8 value 0. Therefore,
     :math:`p(0 \mid f) = \Phi((\delta - m) / s)` with :math:`\delta` = white / 510, and similarly for white.
     """
 
@@ -319,8 +319,8 @@ class GaussianNoiseOnGray(Observation):
 
     The likelihood is :math:`N(y; x, \sigma^2)`. If the observed images are clipped, the likelihood of a pixel that is
     exactly black or white is the tail probability. Unknown parameters maximize the likelihood. The mean and the
-    standard deviation of :math:`p(x \mid y, \mu)` are tabulated over :math:`\mu` and y and interpolated linearly.
-    Samples are drawn from a normal distribution with this mean and standard deviation, and clipped to [0, 1].
+    standard deviation of :math:`p(x \mid y, \mu)` are tabulated for a grid of :math:`\mu` and y, and interpolated
+    linearly. Samples are drawn from a normal distribution with this mean and standard deviation, and clipped to [0, 1].
     """
 
     fits = True
@@ -367,7 +367,7 @@ class GaussianNoiseOnGray(Observation):
         return ends if self.clipped else place
 
     def _likelihood(self, level: Any) -> Tensor:
-        """Return p(y | x) for each gray level and column, of shape (levels, columns)."""
+        """Return the likelihood p(y | x) for each gray level x and table column y, of shape (levels, columns)."""
         # Widen the density slightly, so that a narrow peak does not fall between two gray levels.
         sigma = (torch.as_tensor(level, dtype=torch.float64) ** 2 + (0.5 / (len(_GRAYS) - 1)) ** 2).sqrt()
         observed = torch.linspace(-self.margin, 1 + self.margin, _OBSERVED, dtype=torch.float64)
@@ -376,7 +376,7 @@ class GaussianNoiseOnGray(Observation):
         return torch.cat([density, torch.stack(beyond, 1)], 1)
 
     def _look_up(self, field: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Interpolate the mean and the standard deviation of p(x | y, mu), each of shape (n, I, J)."""
+        """Interpolate the mean and standard deviation of p(x | y, mu) linearly. Each has shape (n, I, J)."""
         if self._tables is None:
             self._tables = self._make_tables(y)
         row = ((self.unit.bias + field) / _LOGITS).clamp(-1, 1)  # grid_sample expects coordinates from -1 to 1
@@ -386,7 +386,7 @@ class GaussianNoiseOnGray(Observation):
         return found[0].reshape(y.shape), found[1].reshape(y.shape)
 
     def _make_tables(self, like: Tensor) -> Tensor:
-        """Return the mean and the standard deviation of p(x | y, mu), of shape (1, 2, bins, columns)."""
+        """Return tables of the mean and standard deviation of p(x | y, mu), of shape (1, 2, bins, columns)."""
         prior = self.pixels.levels(_BIN_MEANS)  # (bins, levels)
         likelihood = self._likelihood(self.level)  # (levels, columns)
         likelihood = likelihood / likelihood.amax(0)  # avoids underflow in the tails; only ratios matter

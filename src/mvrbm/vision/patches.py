@@ -1,4 +1,4 @@
-"""Extract overlapping patches from images, and average overlapping patches into images."""
+"""Extract overlapping patches from images and average them back into images."""
 
 import math
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class PatchGrid:
             raise ValueError(f"images must be at least as large as a patch {self.patch}, got {self.size}")
 
     def _starts(self) -> list[Array]:
-        """Return the first pixel of each patch along each axis: every `stride` pixels, plus one patch at the end."""
+        """Return the start positions of patches along each axis: one every `stride` pixels, and one at the end."""
         return [
             np.unique(np.append(np.arange(0, size - patch + 1, self.stride), size - patch))
             for size, patch in zip(self.size, self.patch, strict=True)
@@ -34,16 +34,16 @@ class PatchGrid:
 
     @property
     def corners(self) -> Array:
-        """Top left corner of each patch in one image, of shape (patches per image, 2)."""
+        """Top-left corners of the patches in one image, of shape (patches per image, 2)."""
         return np.stack(np.meshgrid(*self._starts(), indexing="ij"), -1).reshape(-1, 2)
 
     def __len__(self) -> int:
         return self.n * math.prod(len(starts) for starts in self._starts())
 
     def cut(self, images: Array, which: Array) -> Array:
-        r"""Extract m patches, given their numbers, from images of shape (n, \*size).
+        """Extract the m patches with the given numbers from images of shape ``(n, *size)``.
 
-        Returns an array of shape (m, \*patch).
+        Returns an array of shape ``(m, *patch)``.
         """
         corners = self.corners
         number, corner = np.divmod(which, len(corners))
@@ -53,10 +53,10 @@ class PatchGrid:
         return np.asarray(images[number[:, None, None], rows, columns])
 
     def average(self, pieces: Iterable[Array]) -> Array:
-        r"""Average overlapping patches into images of shape (n, \*size) and dtype float64.
+        """Average overlapping patches into images of shape ``(n, *size)`` and dtype float64.
 
-        Each pixel is the mean over all patches that cover it. `pieces` yields all patches in order, in arrays of shape
-        (m, \*patch) with any m.
+        Each pixel is the mean over all patches that cover it. `pieces` yields all patches in order, as arrays of shape
+        ``(m, *patch)`` in which m may vary.
         """
         # In double precision, summing equal single-precision values is exact, so their average is exact too.
         total = np.zeros((self.n, *self.size))

@@ -1,8 +1,8 @@
 """`PhotoDenoiser`, an estimator that removes noise from photographs, and functions that use its pretrained weights.
 
-Gaussian noise is removed from gray images, or jointly from the three channels of color images in an opponent color
+Gaussian noise is removed from grayscale images, or jointly from the three channels of color images in an opponent color
 space. JPEG artifacts are removed from the luminance. For salt-and-pepper noise, corrupted pixels are first replaced
-with the median of their uncorrupted neighbors, and the stages refine them.
+with the median of their uncorrupted neighbors and then refined by the stages.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _STEPS = (
 
 
 def jpeg_level(quality: int) -> float:
-    """Return the JPEG artifact level for a given quality setting.
+    """Return the level of JPEG artifacts for a given JPEG quality.
 
     The level is one quarter of the mean quantization step, as a fraction of the white level.
     """
@@ -98,15 +98,15 @@ class PhotoDenoiser(StageEstimator):
     Parameters
     ----------
     kind : {"color", "gray", "salt", "jpeg"}
-        Type of noise: Gaussian noise on RGB or gray images, salt-and-pepper noise, or JPEG artifacts.
+        Type of noise: Gaussian noise on RGB or grayscale images, salt-and-pepper noise, or JPEG artifacts.
     patch : sequence of int, optional
         Side length of a patch in each stage. Default: as in the pretrained model.
     stride : sequence of int, optional
         Distance between patches in each stage, in pixels. Must divide the side length of a patch. Default: as in the
         pretrained model.
     hidden_shape : (int, int), optional
-        Shape of the hidden layer in each stage. Each stage has eight such layers, one per flip and rotation. Default:
-        as in the pretrained model.
+        Shape of the hidden layer in each stage. Each stage has eight such layers, one for each flip and rotation.
+        Default: as in the pretrained model.
     rank : int, optional
         Number of Kronecker products in each coupling. Default: as in the pretrained model.
     floor : float
@@ -175,7 +175,7 @@ class PhotoDenoiser(StageEstimator):
 
     @property
     def training_steps(self) -> tuple[TrainingStep, ...]:
-        """Training steps: the parameter `steps`, or its default."""
+        """Value of the parameter `steps`, or the default training steps if it is None."""
         return _STEPS if self.steps is None else tuple(self.steps)
 
     def _shapes(self) -> list[dict[str, Any]]:
@@ -193,20 +193,20 @@ class PhotoDenoiser(StageEstimator):
         ]
 
     def fit(self, images: Any, y: Any = None, *, checkpoints: Any = None, force: bool = False) -> Self:
-        """Train the denoiser on clean images, to which `fit` adds simulated noise.
+        """Train the denoiser on clean images, to which simulated noise is added.
 
         Parameters
         ----------
         images : sequence of arrays of shape (H, W), (H, W, 3) or (H, W, 4), or path
-            Clean images of dtype uint8, uint16, or floats from 0 to 1, or the path of a folder of image files. Images
-            may differ in size. Alpha is ignored.
+            Clean images of dtype uint8, uint16 or float, or the path to a folder of image files. Floats must be between
+            0 and 1. Images may differ in size. Alpha channels are ignored.
         y : None
             Ignored.
         checkpoints : path, optional
             Folder to save checkpoints to after each epoch, and to resume training from.
         force : bool
-            Whether to resume from checkpoints that were trained on other images or with other settings. If False, such
-            checkpoints raise an error.
+            Whether to resume from checkpoints that were saved with other images or settings. If False, an error is
+            raised for such checkpoints.
         """
         self.check()
         arrays = training_images(images)
@@ -221,7 +221,10 @@ class PhotoDenoiser(StageEstimator):
 
     @classmethod
     def pretrained(cls, kind: str = "color", *, device: Any = "auto") -> Self:
-        """Load the pretrained denoiser for one type of noise. See the class for `kind` and `device`."""
+        """Load the pretrained denoiser for one type of noise.
+
+        See :class:`PhotoDenoiser` for a description of `kind` and `device`.
+        """
         model = cls(choice(kind, "kind", KINDS), device=device)
         model.stages_ = copy.deepcopy(shipped_stages(kind, resolve_device(device)))
         model.history_ = []
@@ -233,19 +236,20 @@ class PhotoDenoiser(StageEstimator):
         Parameters
         ----------
         image : array of shape (H, W), (H, W, 3) or (H, W, 4)
-            Gray, RGB or RGBA image of dtype uint8, uint16, or floats from 0 to 1. Alpha is returned unchanged. A gray
-            denoiser processes the channels of a color image separately. A color denoiser requires a color image.
+            Grayscale, RGB or RGBA image of dtype uint8, uint16 or float. Floats must be between 0 and 1. The alpha
+            channel is returned unchanged. If `kind` is ``"gray"``, the channels of a color image are processed
+            separately. If `kind` is ``"color"``, a color image is required.
         level : float, optional
             Standard deviation of Gaussian noise as a fraction of the white level. If None, :func:`estimate_noise` is
             used. For JPEG artifacts, `level` is required; use :func:`jpeg_level` to compute it. For salt-and-pepper
             noise, `level` must be None.
         progress : callable, optional
-            Function to call with the number of finished parts and the total number of parts.
+            Function called with the number of finished parts and the total number of parts.
 
         Returns
         -------
-        array like `image`
-            The clean image, of the same shape and dtype.
+        array of the same shape and dtype as `image`
+            The denoised image.
         """
         check_is_fitted(self)
         array = check_photograph(image, _FARTHEST if self.kind in ("gray", "color") else 0.0)
@@ -255,7 +259,7 @@ class PhotoDenoiser(StageEstimator):
             number(level, "level, as a fraction of the white level (0.098 for 25/255),", 0, 1, exclude_low=True)
         if self.kind == "jpeg":
             if level is None:
-                raise ValueError("level is required for JPEG artifacts: see jpeg_level")
+                raise ValueError("level is required for JPEG artifacts; use jpeg_level to compute it")
             return self._remove_jpeg(array, level, progress)
         pixels = as_channels(array).to(self.stages_.device)
         if self.kind == "salt":
@@ -272,14 +276,14 @@ class PhotoDenoiser(StageEstimator):
             channels = [self.stages_.run_mirrored(channel[None], level=sigma, progress=progress) for channel in pixels]
             return _without_alternation(torch.cat(channels), sigma)
         if len(pixels) != 3:
-            raise ValueError("image must be RGB or RGBA for a denoiser of kind 'color', got a gray image")
+            raise ValueError("image must be RGB or RGBA for a denoiser of kind 'color', got a grayscale image")
         opponent = torch.from_numpy(OPPONENT).to(pixels)
         mixed = torch.einsum("dc,chw->dhw", opponent, pixels)
         found = self.stages_.run_mirrored(mixed, level=sigma, progress=progress)
         return torch.einsum("dc,dhw->chw", opponent, _without_alternation(found, sigma))
 
     def _remove_salt(self, channel: Tensor, progress: Progress | None) -> Tensor:
-        """Replace all black and all white pixels in one channel of shape (1, h, w)."""
+        """Replace all black and white pixels in a channel of shape (1, h, w)."""
         mask = ((channel <= 0) | (channel >= 1)).float()
         if not mask.any():
             return channel
@@ -299,20 +303,20 @@ class PhotoDenoiser(StageEstimator):
 
 
 def check_photograph(image: Any, noise: float = 0.0) -> Array:
-    """Convert an image to an array, or raise ValueError if it is not gray, RGB or RGBA.
+    """Convert an image to an array, or raise ValueError if it is not grayscale, RGB or RGBA.
 
-    Floats must be in [-noise, 1 + noise].
+    Floats must be between ``-noise`` and ``1 + noise``.
     """
     array = check_image(image, unit_range=True, noise=noise)
     if array.ndim == 3 and array.shape[2] not in (3, 4):
-        raise ValueError(f"image must be gray, RGB or RGBA, got {array.shape[2]} channels")
+        raise ValueError(f"image must be grayscale, RGB or RGBA, got {array.shape[2]} channels")
     return array
 
 
 def _without_alternation(pixels: Tensor, sigma: float) -> Tensor:
-    """Remove weak patterns that alternate between neighboring pixels from an image of shape (c, h, w).
+    """Remove weak patterns that alternate from pixel to pixel in an image of shape (c, h, w).
 
-    Stages cannot detect such patterns, because their derivatives are differences between every other pixel. Only
+    Stages cannot detect such patterns because they compute derivatives as differences between pixels two apart. Only
     patterns that are weak enough to be caused by noise are removed.
     """
     down, across = (1 - 2 * (torch.arange(size, device=pixels.device) % 2) for size in pixels.shape[1:])
@@ -340,23 +344,24 @@ def denoise_photograph(
     Parameters
     ----------
     image : array of shape (H, W), (H, W, 3) or (H, W, 4)
-        Gray, RGB or RGBA image of dtype uint8, uint16, or floats from 0 to 1. Alpha is returned unchanged.
+        Grayscale, RGB or RGBA image of dtype uint8, uint16 or float. Floats must be between 0 and 1. The alpha channel
+        is returned unchanged.
     noise : {"gaussian", "salt-and-pepper"}, optional
         Type of noise. For ``"salt-and-pepper"``, all pixels that are exactly black or white in a channel are considered
-        corrupted. If None, ``"salt-and-pepper"`` is used if `level` is None and :func:`estimate_salt` detects such
-        noise, and ``"gaussian"`` otherwise.
+        corrupted. By default, ``"salt-and-pepper"`` is used if `level` is None and :func:`estimate_salt` detects such
+        noise, and ``"gaussian"`` is used otherwise.
     level : float, optional
         Standard deviation of Gaussian noise as a fraction of the white level. If None, the level is estimated. Must be
         None for salt-and-pepper noise.
     device : str
         Device to use. ``"auto"`` selects a GPU if available.
     progress : callable, optional
-        Function to call with the number of finished parts and the total number of parts.
+        Function called with the number of finished parts and the total number of parts.
 
     Returns
     -------
-    array like `image`
-        The clean image, of the same shape and dtype.
+    array of the same shape and dtype as `image`
+        The denoised image.
 
     Examples
     --------
@@ -385,18 +390,19 @@ def repair_photograph(image: Any, mask: Any, *, device: Any = "auto", progress: 
     Parameters
     ----------
     image : array of shape (H, W), (H, W, 3) or (H, W, 4)
-        Gray, RGB or RGBA image of dtype uint8, uint16, or floats from 0 to 1. Alpha is returned unchanged.
+        Grayscale, RGB or RGBA image of dtype uint8, uint16 or float. Floats must be between 0 and 1. The alpha channel
+        is returned unchanged.
     mask : array of shape (H, W)
-        Mask of the pixels to fill in: True, or brighter than half the white level.
+        Mask that is True, or brighter than half the white level, for each pixel to fill in.
     device : str
         Device to use. ``"auto"`` selects a GPU if available.
     progress : callable, optional
-        Function to call with the number of finished parts and the total number of parts.
+        Function called with the number of finished parts and the total number of parts.
 
     Returns
     -------
-    array like `image`
-        The repaired image, of the same shape and dtype. Pixels outside the mask are unchanged.
+    array of the same shape and dtype as `image`
+        The repaired image. Pixels outside the mask are unchanged.
     """
     array = check_image(image, unit_range=True)
     given = np.asarray(mask)

@@ -1,4 +1,4 @@
-"""Image quality metrics: PSNR, and two protocols for PSNR and SSIM on luminance."""
+"""Image quality metrics: PSNR of arrays, and PSNR and SSIM of luminance under two protocols."""
 
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ class Quality(NamedTuple):
 def psnr(truth: Array, image: Array, peak: float = 1.0) -> float:
     r"""Return the peak signal-to-noise ratio in dB, :math:`10 \log_{10}(\text{peak}^2 / \text{mean squared error})`.
 
-    Both arrays must have the same shape. `peak` is the white level. The ratio is infinite for equal arrays.
+    Both arrays must have the same shape. `peak` is the white level. The ratio is infinite if the arrays are equal.
     """
     error = np.mean((np.asarray(truth, np.float64) - np.asarray(image, np.float64)) ** 2)
     with np.errstate(divide="ignore"):
@@ -33,14 +33,15 @@ def psnr(truth: Array, image: Array, peak: float = 1.0) -> float:
 
 
 def psnr_ssim(truth: Array, image: Array, protocol: str = "literature", scale: int = 2) -> Quality:
-    """Compute PSNR and SSIM between the luminance of an image and the luminance of the true image.
+    """Compute the PSNR and SSIM between the luminance of an image and that of the true image.
 
     The luminance of integer images is rounded.
 
     Parameters
     ----------
     truth, image : array of shape (H, W) or (H, W, 3)
-        Luminance or RGB images of the same dtype. If `truth` is up to `scale` - 1 pixels larger, it is cropped.
+        Luminance or RGB images of the same dtype. If `truth` is up to ``scale - 1`` pixels taller or wider than
+        `image`, it is cropped.
     protocol : {"literature", "paper"}
         Whether to ignore a border of `scale` pixels (``"literature"``) or to compare the whole image (``"paper"``).
     scale : {2, 3, 4}
@@ -49,8 +50,8 @@ def psnr_ssim(truth: Array, image: Array, protocol: str = "literature", scale: i
     Returns
     -------
     Quality
-        PSNR and SSIM. SSIM is computed by scikit-image with the standard Gaussian window (sigma 1.5). It is NaN if the
-        image is smaller than the window.
+        PSNR and SSIM. SSIM is computed by scikit-image with the standard Gaussian window (sigma = 1.5). It is NaN if
+        the image is smaller than the window.
     """
     choice(protocol, "protocol", PROTOCOLS)
     choice(scale, "scale", SCALES)
@@ -63,7 +64,7 @@ def psnr_ssim(truth: Array, image: Array, protocol: str = "literature", scale: i
         raise ValueError(f"truth must have the same dtype as the image ({image.dtype}), got {truth.dtype}")
     border = scale if protocol == "literature" else 0
     if min(rows, columns) <= 2 * border:
-        raise ValueError(f"image must be larger than twice the border of {border} pixels, got {image.shape[:2]}")
+        raise ValueError(f"image must be larger than twice the border ({border} pixels), got size {image.shape[:2]}")
     inner = (slice(border, rows - border), slice(border, columns - border))
     left = luminance(truth)[inner]
     right = luminance(image)[inner]

@@ -1,9 +1,10 @@
 r"""Bicubic resampling by a factor of 2, 3 or 4, exactly as in the super-resolution literature.
 
-The kernel is Keys' cubic kernel with a = -1/2, widened by the scale factor when an image is reduced. Rows are resampled
-before columns, and edge pixels are repeated beyond the edge. Pixel i of the reduced image (counted from 0) lies at
-position :math:`ki + (k - 1)/2` in the large image. Distances are multiples of :math:`1/2k`, so all weights are integers
-over a common denominator. Integer images are resampled in integer arithmetic and rounded half up along each axis.
+The kernel is Keys' cubic kernel with a = -1/2, widened by the scale factor when an image is downscaled. Rows are
+resampled before columns, and edge pixels are repeated beyond the edge. Pixel i of the reduced image (counted from 0)
+lies at position :math:`ki + (k - 1)/2` in the large image. Distances are multiples of :math:`1/2k`, so all weights are
+integers over a common denominator. Integer images are resampled in integer arithmetic and rounded half up along each
+axis.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _ENTRIES_AT_ONCE = 2**20
 
 
 def reduce_image(image: Array, scale: int) -> Array:
-    """Reduce an image by bicubic resampling.
+    """Reduce the size of an image by bicubic resampling.
 
-    The image is first cropped at the bottom and right edges to a multiple of the scale.
+    The image is first cropped at the bottom and right edges so that its height and width are multiples of `scale`.
 
     Parameters
     ----------
     image : array of shape (H, W) or (H, W, C)
-        Image of dtype uint8, uint16 or float. Integers are rounded and clipped after each axis.
+        Image of dtype uint8, uint16 or float. Integers are rounded and clipped after resampling along each axis.
     scale : {2, 3, 4}
         Factor by which to reduce each side.
 
@@ -54,7 +55,7 @@ def enlarge_image(image: Array, scale: int) -> Array:
     Parameters
     ----------
     image : array of shape (H, W) or (H, W, C)
-        Image of dtype uint8, uint16 or float. Integers are rounded and clipped after each axis.
+        Image of dtype uint8, uint16 or float. Integers are rounded and clipped after resampling along each axis.
     scale : {2, 3, 4}
         Factor by which to enlarge each side.
 
@@ -72,8 +73,8 @@ def enlarge_image(image: Array, scale: int) -> Array:
 def enlarge_rows(image: Array, scale: int, rows: slice) -> NDArray[np.float32]:
     """Return selected rows of the enlarged image in single precision, without rounding.
 
-    The image has shape (h, w) or (h, w, C) and any dtype. The result has shape (rows, w * scale) or
-    (rows, w * scale, C), and values in the same range as the image.
+    The image has shape (h, w) or (h, w, C) and any dtype. The result has shape (rows, w * scale) or (rows, w * scale,
+    C), and its values are in the same range as those of the image.
     """
     height, width = image.shape[:2]
     taps = enlarging_taps(np.arange(rows.start, rows.stop), scale, height)
@@ -84,7 +85,7 @@ def enlarge_rows(image: Array, scale: int, rows: slice) -> NDArray[np.float32]:
 
 
 def crop_to_multiple(image: Array, scale: int) -> Array:
-    """Crop an image at the bottom and right edges so that its height and width are multiples of the scale."""
+    """Crop an image at the bottom and right edges so that its height and width are multiples of `scale`."""
     choice(scale, "scale", SCALES)
     image = check_image(image)
     height, width = image.shape[:2]
@@ -129,7 +130,7 @@ class Taps(NamedTuple):
 def reducing_taps(outputs: NDArray[np.int64], scale: int, size: int | None = None) -> Taps:
     """Return the filter taps for the given output pixels of a reduced row or column.
 
-    `size` is the length of the input. If None, the input is infinite in both directions.
+    `size` is the length of the input. If it is None, the input is infinite in both directions.
     """
     i = outputs[:, None]
     places = scale * i + np.arange(-2 * scale, 3 * scale)[None, :]
@@ -162,7 +163,7 @@ def taps_matrix(taps: Taps) -> tuple[NDArray[np.float64], int]:
 
 
 def _kernel(distance: NDArray[np.int64], unit: int) -> NDArray[np.int64]:
-    """Return Keys' cubic kernel at `distance / unit`, multiplied by 2 unit^3 to obtain integers."""
+    """Return Keys' cubic kernel at ``distance / unit``, multiplied by ``2 * unit**3`` to obtain integers."""
     d = np.abs(distance)
     u = unit
     near = 3 * d**3 - 5 * d**2 * u + 2 * u**3

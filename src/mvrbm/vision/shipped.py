@@ -31,8 +31,8 @@ _LARGEST_PARAMETER = 1e6
 def shipped_stages(name: str, device: torch.device) -> StageSequence:
     """Load pretrained stages by name.
 
-    The name is ``"x2"``, ``"x3"``, ``"x4"``, ``"gray"``, ``"color"``, ``"salt"`` or ``"jpeg"``. The result is cached,
-    so callers must not modify it.
+    Available names are ``"x2"``, ``"x3"``, ``"x4"``, ``"gray"``, ``"color"``, ``"salt"`` and ``"jpeg"``. The result is
+    cached, so callers must not modify it.
     """
     return read_stages(WEIGHTS / f"{name}.safetensors").to(device)
 
@@ -64,7 +64,7 @@ def stage_tensors(stages: Sequence[SymmetricStage]) -> dict[str, Tensor]:
 
 
 def build_stages(described: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> StageSequence:
-    """Build stages from constructor arguments and parameters, or raise ValueError if the two do not match."""
+    """Build stages from constructor arguments and parameters, or raise ValueError if they do not match."""
     stages = []
     used = set()
     for index, arguments in enumerate(described):
@@ -75,7 +75,7 @@ def build_stages(described: Sequence[Mapping[str, Any]], tensors: Mapping[str, T
         used |= set(names.values())
         stages.append(stage)
     if not stages:
-        raise ValueError("there must be at least one stage")
+        raise ValueError("at least one stage is required")
     unknown = sorted(set(tensors) - used)
     if unknown:
         raise ValueError(f"the parameters {unknown} do not belong to any stage")
@@ -88,7 +88,7 @@ def build_stages(described: Sequence[Mapping[str, Any]], tensors: Mapping[str, T
 def _check(arguments: Mapping[str, Any], tensors: Mapping[str, Tensor], index: int) -> None:
     """Raise ValueError if the constructor arguments of a stage do not match its stored parameters.
 
-    Called before the stage allocates memory.
+    This function is called before the stage allocates memory.
     """
     patch = whole_number(arguments["patch"], "patch", 1, _LARGEST_PATCH)
     whole_number(arguments["stride"], "stride", 1, patch)

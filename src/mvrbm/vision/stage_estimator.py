@@ -115,7 +115,7 @@ class StageEstimator(SavedEstimator):
         raise ValueError("objective must be 'divergence' or 'images' for this estimator, got 'patches'")
 
     def _new_symmetric(self, shapes: Sequence[Mapping[str, Any]], seed: int) -> StageSequence:
-        """Create symmetric stages from constructor arguments and initialize them at random."""
+        """Create symmetric stages from constructor arguments and initialize them randomly."""
         rng = RandomSource(seed)
         stages = [SymmetricStage(**shape) for shape in shapes]
         for stage in stages:
@@ -138,7 +138,7 @@ class StageEstimator(SavedEstimator):
         stages = build_stages(read_config(folder)[_STAGES], read_tensors(folder / MODEL))
         found = [stage.arguments for stage in stages.symmetric]
         if found != [dict(shape) for shape in self._shapes()]:
-            raise ValueError(f"the saved stages do not match the parameters of the estimator: {found}")
+            raise ValueError(f"the saved stages do not match the parameters of the estimator, got {found}")
         self.stages_ = stages.to(resolve_device(self.device))
         self.history_ = []
 

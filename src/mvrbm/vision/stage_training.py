@@ -1,4 +1,4 @@
-"""Train stages: sample patches and crops from images, and define the objectives that gradient descent minimizes.
+"""Sample patches and crops from images, and define the objectives that are minimized to train stages.
 
 Contrastive divergence (``"divergence"``) trains each stage as a probability model of patches. The other objectives
 train the mean-field pass by backpropagation: ``"patches"`` minimizes the error of individual patches after the first
@@ -46,11 +46,11 @@ class TrainingStep:
     n_samples : int
         Number of patches (for ``"patches"``) or crops (otherwise) to take from random positions in the images.
     n_epochs : int
-        Number of epochs (passes over these samples).
+        Number of epochs (passes over the samples).
     batch_size : int
         Number of samples per update.
     learning_rate : float
-        Initial learning rate for Adam, which decays to zero on a cosine schedule.
+        Initial learning rate for Adam. It decays to zero on a cosine schedule.
     averaging : float
         Decay rate of an exponential moving average of the parameters, which replaces the parameters after training. If
         0, no average is used.
@@ -76,13 +76,13 @@ class TrainingStep:
 
 
 def training_images(images: Any) -> list[Array]:
-    """Convert a sequence of arrays, or a folder of image files, to a list of gray or RGB images. Alpha is dropped."""
+    """Convert a sequence of arrays or a folder of image files to a list of grayscale or RGB images, without alpha."""
     if isinstance(images, str) or hasattr(images, "__fspath__"):
         from mvrbm.io.pictures import read_pictures
 
         images = [picture.pixels for picture in read_pictures(images)]
     if len(images) == 0:
-        raise ValueError("images must contain at least one image, got none")
+        raise ValueError("images must contain at least one image")
     arrays = [check_image(image, unit_range=True) for image in images]
     return [array[..., :3] if array.ndim == 3 else array for array in arrays]
 
@@ -95,12 +95,12 @@ def crop_side(images: Sequence[Array], wanted: int, least: int, multiple: int) -
     largest = max(min(int(size) for size in image.shape[:2]) for image in images)
     side = min(wanted, largest) // multiple * multiple
     if side < least:
-        raise ValueError(f"at least one image must have {least} or more pixels on each side")
+        raise ValueError(f"at least one image must be {least} x {least} pixels or larger")
     return side
 
 
 def cut_crops(images: Sequence[Array], side: int, n: int, *, color: bool, augment: bool, seed: int) -> Tensor:
-    """Extract random square crops of RGB or luminance, of dtype uint8 and shape (n, c, side, side).
+    """Extract random square RGB or luminance crops, of dtype uint8 and shape (n, c, side, side).
 
     Images smaller than a crop are skipped. If `augment` is True, crops are randomly flipped and rotated.
     """
@@ -117,7 +117,7 @@ def cut_crops(images: Sequence[Array], side: int, n: int, *, color: bool, augmen
 
 
 def _as_bytes(image: Array, color: bool) -> Array:
-    """Convert an image to RGB or luminance, of dtype uint8 and shape (h, w, c)."""
+    """Convert an image to an RGB or luminance array of dtype uint8 and shape (h, w, c)."""
     if color and image.ndim == 2:
         image = np.stack([image] * 3, 2)
     pixels = image if color else luminance(image)
@@ -128,9 +128,9 @@ def _as_bytes(image: Array, color: bool) -> Array:
 def image_pair(image: Any, scale: int) -> tuple[Array, Array]:
     """Return the low-resolution and the high-resolution luminance of an image.
 
-    The image has shape (H, W) or (H, W, 3) and dtype uint8, uint16, or floats from 0 to 1. The results have shapes
-    (h, w) and (h * scale, w * scale), dtype float32, and white at 1. The low-resolution luminance is rounded to the
-    precision of the image.
+    The image has shape (H, W) or (H, W, 3) and dtype uint8, uint16 or float, with floats between 0 and 1. The results
+    have shapes (h, w) and (h * scale, w * scale) and dtype float32, and white is 1. The low-resolution luminance is
+    rounded to the precision of the image.
     """
     high = crop_to_multiple(luminance(check_image(image, unit_range=True)), scale)
     top = white(high.dtype)
@@ -138,10 +138,10 @@ def image_pair(image: Any, scale: int) -> tuple[Array, Array]:
 
 
 class Patches(NamedTuple):
-    """Patches of enlarged images, for training one stage."""
+    """Patches of enlarged images for training one stage."""
 
-    windows: Tensor  # (n, w w): bicubic patches with a margin of two pixels
-    missing: Tensor  # (n, p p): true patches minus bicubic patches
+    windows: Tensor  # (n, w * w): bicubic patches with a margin of two pixels
+    missing: Tensor  # (n, p * p): true patches minus bicubic patches
     scales: Tensor  # (n,): scale r of each patch
 
     def layers(self, stage: Stage, which: Tensor | slice = slice(None)) -> dict[str, Tensor]:
@@ -194,13 +194,13 @@ def cut_patches(
             found.append(_cut(pieces[0], pieces[1], tops * step, lefts * step, stage, flat))
     windows, missing, scales = (torch.cat(parts) for parts in zip(*found, strict=True))
     if len(scales) == 0:
-        raise ValueError("images must have some detail: all patches are flat")
+        raise ValueError("images must contain some detail, but all patches are flat")
     order = torch.from_numpy(random.permutation(len(scales))[:n])
     return Patches(windows[order], missing[order], scales[order])
 
 
 def _cut(bicubic: Array, high: Array, tops: Array, lefts: Array, stage: Stage, flat: float) -> Patches:
-    """Extract the patches with the given top left corners from one image."""
+    """Extract the patches with the given top-left corners from one image."""
     padded = np.pad(bicubic, MARGIN, mode="edge")
     y = tops[:, None, None] + np.arange(stage.window)[:, None]
     x = lefts[:, None, None] + np.arange(stage.window)
@@ -216,7 +216,7 @@ def _cut(bicubic: Array, high: Array, tops: Array, lefts: Array, stage: Stage, f
 
 
 def patch_loss(stage: Stage, patches: Patches, like: Tensor) -> tuple[Loss, Tensor]:
-    """Return a loss function for individual patches, and the weights of the patches.
+    """Return a loss function for individual patches and the weights of the patches.
 
     The function maps patch indices of shape (m,) to the sum of the mean squared errors of these patches. Errors are
     measured in gray levels, so the weight of a patch is the square of its scale r.
@@ -234,9 +234,9 @@ def patch_loss(stage: Stage, patches: Patches, like: Tensor) -> tuple[Loss, Tens
 def errors_after_stages(
     stages: StageSequence, simulation: Simulation, truth: Tensor, rng: RandomSource, level: float | None = None
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Return the mean squared errors after each stage, the errors of the input, and the degradation levels.
+    """Return the mean squared errors after each stage, the errors of the degraded images, and the degradation levels.
 
-    All of them have shape (n,).
+    All errors and levels have shape (n,).
     """
     given = simulation(truth, rng, level)
     inner = (..., slice(simulation.border, -simulation.border), slice(simulation.border, -simulation.border))
@@ -252,7 +252,7 @@ def errors_after_stages(
 
 
 def image_loss(stages: StageSequence, simulation: Simulation, crops: Tensor, rng: RandomSource) -> tuple[Loss, Tensor]:
-    """Return a loss function for entire crops, and crop weights of 1.
+    """Return a loss function for entire crops and the weights of the crops, all of which are 1.
 
     The function maps crop indices of shape (m,) to the sum over these crops of the squared errors after each stage,
     relative to the degradation level. Each call draws a new degradation from `rng`.
@@ -275,9 +275,9 @@ def _floats(crops: Tensor, rows: Tensor, stages: StageSequence) -> Tensor:
 def divergence_loss(
     stages: StageSequence, simulation: Simulation, crops: Tensor, rng: RandomSource
 ) -> tuple[Loss, Tensor]:
-    """Return a loss function for the contrastive divergence of all stages, and crop weights of 1.
+    """Return the contrastive divergence loss function for all stages and the weights of the crops, all of which are 1.
 
-    The function maps crop indices to the contrastive divergence on random patches of these crops after degradation.
+    The function maps crop indices to the contrastive divergence on random patches of the degraded crops.
     """
 
     def loss(rows: Tensor) -> Tensor:
@@ -296,7 +296,7 @@ def divergence_loss(
 def divergence_patches(
     stage: SymmetricStage, image: Tensor, goal: Tensor, level: Tensor | None, n: int, rng: RandomSource
 ) -> Tensor:
-    """Return the visible layers X and Z for random patches of the images, of shape (n, 5 c, p p)."""
+    """Return the visible layers X and Z for random patches of images, of shape (n, 5 * c, p * p)."""
     p = stage.patch
     before = stage.lead
     windows, r = stage.windows(image)
@@ -309,7 +309,7 @@ def divergence_patches(
 
 
 def contrastive_divergence(stage: SymmetricStage, v: Tensor, rng: RandomSource) -> Tensor:
-    """Return the CD-1 loss for data of shape (n, 5 c, p p).
+    """Return the CD-1 loss for data of shape (n, 5 * c, p * p).
 
     The loss is the mean free energy of the data minus the mean free energy after one Gibbs step.
     """

@@ -15,7 +15,7 @@ the values -1/2 and 1/2, which is equivalent to a visible bias. Two more layers 
 pixels, and an encoding T of the noise level relative to r.
 
 This module computes the mean-field passes. :mod:`mvrbm.vision.shipped` reads and writes stages, and
-:mod:`mvrbm.vision.stage_training` trains stages.
+:mod:`mvrbm.vision.stage_training` trains them.
 """
 
 import functools
@@ -72,7 +72,7 @@ Correction = Callable[[Tensor, float | None, Tensor | None, Progress | None], Te
 def code(size: Tensor) -> Tensor:
     """Encode noise levels of shape (...) with Gaussian basis functions of their logarithm.
 
-    The result has shape (..., CODES). A level of zero is encoded as zeros.
+    The result has shape (..., CODES). A level of zero is encoded as all zeros.
     """
     low = math.log(SMALLEST)
     high = math.log(LARGEST)
@@ -85,7 +85,7 @@ def code(size: Tensor) -> Tensor:
 def derivative_matrix(patch: int) -> Tensor:
     """Return the matrix that maps a window to the derivatives of its patch along x, y, xx and yy.
 
-    The matrix has shape (4 p p, w w).
+    The matrix has shape (4 * p * p, w * w).
     """
     line = torch.eye(patch + 2 * MARGIN)
     plain = line[MARGIN:-MARGIN]
@@ -109,7 +109,7 @@ class Stage(nn.Module, ABC):
     product: torch.dtype
     # Lower bound for r squared, because the square root is not differentiable at 0.
     least_square: ClassVar[float] = 1e-8
-    features: Tensor  # (4 p p, w w)
+    features: Tensor  # (4 * p * p, w * w)
 
     def __init__(self, channels: int, patch: int, stride: int, floor: float) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Stage(nn.Module, ABC):
 
     @property
     def lead(self) -> int:
-        """Number of pixels by which the first patch starts before the image."""
+        """Number of pixels by which the first patch extends beyond the edge of the image."""
         return (self.patch - 1) // self.stride * self.stride
 
     def pad(self, image: Tensor, mode: str = "replicate") -> Tensor:
@@ -150,7 +150,7 @@ class Stage(nn.Module, ABC):
     def windows(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """Return the windows and scales of all patches in images of shape (n, c, h, w).
 
-        The windows have shape (n, c, w w, patches), and the scales r have shape (n, patches).
+        The windows have shape (n, c, w * w, patches), and the scales r have shape (n, patches).
         """
         padded = self.pad(image)
         cut = F.unfold(padded, self.window, stride=self.stride).unflatten(1, (-1, self.window**2))
@@ -160,28 +160,28 @@ class Stage(nn.Module, ABC):
     def correct_patches(
         self, windows: Tensor, r: Tensor, level: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        """Return the corrections for all patches, of shape (c, p p, n, patches).
+        """Return the corrections for all patches, of shape (c, p * p, n, patches).
 
-        `windows` has shape (n, c, w w, patches), and the scales `r` have shape (n, patches). `level`, of shape (n,), is
-        the noise level. `mask`, of shape (n, w w, patches), is 1 where pixels are corrupted.
+        `windows` has shape (n, c, w * w, patches), and the scales `r` have shape (n, patches). `level`, of shape (n,),
+        is the noise level. `mask`, of shape (n, w * w, patches), is 1 for corrupted pixels.
         """
 
     @abstractmethod
     def prepare(self) -> Correction:
-        """Return a function that computes the correction for one image of shape (c, h, w), without gradients.
+        """Return a function that computes the correction for an image of shape (c, h, w) without gradients.
 
         The image may have any size.
         """
 
     @abstractmethod
     def layers(self) -> dict[str, Any]:
-        """Describe the layers and couplings in the config format of saved machines."""
+        """Return a description of the layers and couplings in the configuration format of saved machines."""
 
     def forward(self, image: Tensor, level: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Return the correction for images of shape (n, c, h, w).
 
         The height and width must be multiples of the stride. `level`, of shape (n,), is the noise level. `mask`, of
-        shape (n, 1, h, w), is 1 where pixels are corrupted.
+        shape (n, 1, h, w), is 1 for corrupted pixels.
         """
         height, width = image.shape[2:]
         windows, r = self.windows(image)
@@ -191,12 +191,12 @@ class Stage(nn.Module, ABC):
         return out[..., self.lead : self.lead + height, self.lead : self.lead + width]
 
     def _fold(self, x: Tensor, height: int, width: int) -> Tensor:
-        """Add up overlapping patches of shape (n, c p p, patches) that cover an image of the given size."""
+        """Add up overlapping patches of shape (n, c * p * p, patches) that cover an image of the given size."""
         beyond = self.lead + self.patch - self.stride
         return F.fold(x, (height + beyond, width + beyond), self.patch, stride=self.stride)
 
     def _average(self, total: Tensor) -> Tensor:
-        """Divide sums of overlapping patches, of shape (..., rows, columns), by the number of patches at each pixel."""
+        """Divide sums of overlapping patches, of shape (..., rows, columns), by the number of patches per pixel."""
         if self.patch % self.stride == 0:
             return total * (self.stride / self.patch) ** 2
         rows, columns = (
@@ -207,9 +207,9 @@ class Stage(nn.Module, ABC):
 
 @functools.lru_cache(maxsize=16)
 def _coverage(size: int, patch: int, stride: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the number of patches along one axis that cover each of `size` pixels.
+    """Return the number of patches that cover each of `size` pixels along one axis.
 
-    The result is cached, because it cannot be copied to the device during CUDA graph capture.
+    The result is cached because it cannot be copied to the device during CUDA graph capture.
     """
     counts = torch.zeros(size, dtype=dtype)
     for start in range(0, size - patch + 1, stride):
@@ -218,18 +218,18 @@ def _coverage(size: int, patch: int, stride: int, dtype: torch.dtype, device: to
 
 
 class _Matrices(NamedTuple):
-    """Couplings of a stage's machine, as dense matrices."""
+    """Dense matrices of the couplings in a stage's machine."""
 
-    up: Tensor  # (K L, w w): from windows divided by r to the hidden field
-    hidden_bias: Tensor  # (K L, 1)
-    again: Tensor  # (K L, p p): from an estimate of X to the hidden field
-    down: Tensor  # (p p, K L): from hidden means to X
-    visible_bias: Tensor  # (p p, 1)
+    up: Tensor  # (K * L, w * w): from windows divided by r to the hidden field
+    hidden_bias: Tensor  # (K * L, 1)
+    again: Tensor  # (K * L, p * p): from an estimate of X to the hidden field
+    down: Tensor  # (p * p, K * L): from hidden means to X
+    visible_bias: Tensor  # (p * p, 1)
 
     def infer(self, windows: Tensor, cycles: int) -> Tensor:
-        """Return X after `cycles` mean-field cycles, of shape (..., p p, patches).
+        """Return X after `cycles` mean-field cycles, of shape (..., p * p, patches).
 
-        The windows have shape (..., w w, patches). Both the windows and X are divided by r.
+        The windows have shape (..., w * w, patches). Both the windows and X are divided by r.
         """
         field = self.up @ windows + self.hidden_bias
         x = self.down @ torch.sigmoid(field) + self.visible_bias
@@ -239,9 +239,9 @@ class _Matrices(NamedTuple):
 
 
 def full_weights(link: Coupling) -> Tensor:
-    """Return the dense weights of a Kronecker coupling between matrices, of shape (K L, I J).
+    """Return the dense weights of a Kronecker coupling between matrices, of shape (K * L, I * J).
 
-    A single matrix product sums over the rank.
+    The sum over the rank is computed as a single matrix product.
     """
     left, right = cast("tuple[Tensor, Tensor]", link.matrix_factors())  # (R, K, I), (R, L, J)
     rows, inputs = left.shape[1:]
@@ -251,7 +251,7 @@ def full_weights(link: Coupling) -> Tensor:
 
 
 class MachineStage(Stage):
-    """Stage for gray images that uses a multimodal MVRBM.
+    """Stage for grayscale images that uses a multimodal MVRBM.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ class MachineStage(Stage):
     stride : int
         Distance between patches in pixels.
     floor : float
-        Value added to r.
+        Value added to the scale r of each patch.
     cycles : int
         Number of mean-field cycles.
     """
@@ -298,7 +298,7 @@ class MachineStage(Stage):
         return self._infer(self.matrices(), windows[:, 0], r).transpose(0, 1)[None]
 
     def _infer(self, matrices: _Matrices, windows: Tensor, r: Tensor) -> Tensor:
-        """Return the corrections, of shape (n, p p, patches), for windows of shape (n, w w, patches)."""
+        """Return the corrections, of shape (n, p * p, patches), for windows of shape (n, w * w, patches)."""
         scales = r[:, None]
         centered = (windows - windows[:, _middle(windows.shape[1]), None]) / scales
         return matrices.infer(centered, self.cycles) * scales
@@ -357,7 +357,7 @@ class SymmetricStage(Stage):
     mask : bool
         Whether the stage has a layer M that marks corrupted pixels.
     floor : float
-        Value added to r.
+        Value added to the scale r of each patch.
     """
 
     def __init__(
@@ -386,7 +386,7 @@ class SymmetricStage(Stage):
 
     @torch.no_grad()
     def initialize(self, rng: RandomSource) -> None:
-        """Initialize the parameters at random. The weights for X are zero, so a new stage leaves images unchanged."""
+        """Initialize the parameters randomly. The weights for X are zero, so a new stage leaves images unchanged."""
         deviation = 0.7 * (0.05 / (self.left.shape[1] * self.patch)) ** 0.25
         for factor in (self.left, self.right):
             factor.copy_(rng.normal(factor.shape, factor) * deviation)
@@ -412,14 +412,17 @@ class SymmetricStage(Stage):
         }
 
     def weights(self) -> Tensor:
-        """Return the base machine's weights for each layer, of shape (layers, K L, p p). The order is X, Z, M."""
+        """Return the base machine's weights for each layer, of shape (layers, K * L, p * p).
+
+        The layers are in the order X, Z, M.
+        """
         product = torch.einsum("mrki,mrlj->mklij", self.left, self.right)
         return product.flatten(3).flatten(1, 2)
 
     def filters(self) -> tuple[Tensor, Tensor]:
-        """Return the filters from windows to hidden units, and from hidden units to X.
+        """Return the filters from windows to hidden units and from hidden units to X.
 
-        The filters have shapes (K L, inputs, w, w) and (K L, channels, p, p).
+        The filters have shapes (K * L, inputs, w, w) and (K * L, channels, p, p).
         """
         c = self.channels
         full = self.weights()
@@ -431,7 +434,7 @@ class SymmetricStage(Stage):
         return up.transpose(0, 1), full[:c].transpose(0, 1).unflatten(2, (self.patch, self.patch))
 
     def all_weights(self) -> Tensor:
-        """Return the weights for X and Z in all orientations, of shape (8 K L, 5 c p p)."""
+        """Return the weights for X and Z in all orientations, of shape (8 * K * L, 5 * c * p * p)."""
         c = self.channels
         p = self.patch
         full = self.weights()[: 5 * c].transpose(0, 1).reshape(-1, 5 * c, p, p)
@@ -502,14 +505,14 @@ class _Seen(torch.autograd.Function):
     """Autograd function that centers windows, divides them by r, and stacks them with additional rows into one matrix.
 
     Windows are centered by subtracting the middle pixel. The number of rows is padded to a multiple of 8, which is
-    faster on tensor cores. The columns are all patches, so a single 16-bit matrix product computes all hidden fields.
+    faster on tensor cores. Each column is one patch, so a single 16-bit matrix product computes all hidden fields.
     """
 
     @staticmethod
     def forward(ctx: Any, windows: Tensor, r: Tensor, others: Tensor, kind: torch.dtype) -> Tensor:
-        """Return the matrix, of shape (rows, n, patches).
+        """Return the stacked matrix of shape (rows, n, patches).
 
-        `windows` has shape (n, c, w w, patches), and the additional rows in `others` have shape (k, n, patches).
+        `windows` has shape (n, c, w * w, patches), and the additional rows in `others` have shape (k, n, patches).
         """
         n, c, size, patches = windows.shape
         used = c * size
@@ -526,7 +529,7 @@ class _Seen(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients with respect to windows, r and the additional rows."""
+        """Return the gradients with respect to the windows, the scales r and the additional rows."""
         if not ctx.needs_input_grad[1]:
             return None, None, None, None
         n, c, size, patches = ctx.shape
@@ -539,19 +542,22 @@ class _Seen(torch.autograd.Function):
 
 
 def _middle(size: int) -> int:
-    """Return the index of the middle pixel of a square window of `size` pixels."""
+    """Return the index of the middle pixel in a flattened square window with `size` pixels in total."""
     side = math.isqrt(size)
     return side // 2 * side + side // 2
 
 
 def all_turns(filters: Tensor) -> Tensor:
-    """Return all eight orientations, of shape (8 n, c w w), of filters of shape (n, c, w, w)."""
+    """Return all eight orientations of filters of shape (n, c, w, w).
+
+    The result has shape (8 * n, c * w * w).
+    """
     both = torch.cat([filters, filters.flip(-1)])
     return torch.cat([both.rot90(k, (-2, -1)) for k in range(4)]).flatten(1)
 
 
 def _even_and_odd(filters: Tensor) -> Tensor:
-    """Split filters of shape (..., w, w) into parts that are even or odd along each axis.
+    """Split filters of shape (..., w, w) into four parts, each even or odd along each axis.
 
     Only one quarter of each part is returned, so the result has shape (4, ..., q, q). Adding the parts with all sign
     patterns gives the four quarters of a filter, each flipped to the position of the first quarter.
@@ -567,7 +573,7 @@ def _even_and_odd(filters: Tensor) -> Tensor:
 
 
 def _mix(parts: Tensor) -> Tensor:
-    """Replace parts of shape (4, ...), in place, with their sums for all sign patterns, which are the four flips."""
+    """Replace even and odd parts of shape (4, ...) in place with their signed sums, which are the four flips."""
     plain = parts[::2] + parts[1::2]
     flipped = parts[::2] - parts[1::2]
     for which, (even, odd) in enumerate((plain, flipped)):
@@ -580,8 +586,8 @@ class Pass:
     r"""Mean-field pass of a symmetric stage over one image, which shares matrix products between flips.
 
     A window is split into parts that are even or odd along rows and columns. The fields for the four flips of a filter
-    are sums of the products of these parts, with four sign patterns. This requires only a quarter of the products. The
-    pass from the hidden layer to X uses the same method.
+    are sums of the products of these parts with four different sign patterns, so only a quarter of the products must be
+    computed. The pass from the hidden layer to X uses the same method.
     """
 
     @torch.no_grad()
@@ -592,8 +598,8 @@ class Pass:
         if stage.window % 2:  # sums of mirrored pixels count the middle row and column twice
             parts[..., -1, :] /= 2
             parts[..., -1] /= 2
-        self._up = parts.flatten(2).contiguous()  # (4, 2 K L, inputs q q)
-        self._down = _even_and_odd(torch.cat([down, down.mT])).flatten(2).mT.contiguous()  # (4, c q q, 2 K L)
+        self._up = parts.flatten(2).contiguous()  # (4, 2 * K * L, inputs * q * q)
+        self._down = _even_and_odd(torch.cat([down, down.mT])).flatten(2).mT.contiguous()  # (4, c * q * q, 2 * K * L)
         self._bias = stage.bias.detach().repeat(2)[:, None]
         self._codes = None if stage.codes is None else stage.codes.detach().repeat(2, 1)
         visible = stage.visible_bias.detach().repeat_interleave(self._down.shape[1] // stage.channels)
@@ -604,7 +610,7 @@ class Pass:
     def __call__(
         self, image: Tensor, level: float | None = None, mask: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Return the correction for an image of shape (c, h, w) and any size. See :meth:`Stage.forward`."""
+        """Return the correction for an image of shape (c, h, w), for any h and w. See :meth:`Stage.forward`."""
         stage = self.stage
         p = stage.patch
         s = stage.stride
@@ -641,7 +647,7 @@ class Pass:
         return total[:, p - s : p - s + h, p - s : p - s + w] * (s / p) ** 2
 
     def _scales(self, padded: Tensor) -> Tensor:
-        """Return the scale r of each patch in one image. Rows are processed in blocks to limit memory."""
+        """Return the scale r of each patch in one image. Rows are processed in blocks to limit memory usage."""
         s = self.stage.stride
         beyond = self.stage.window - s
         rows = (padded.shape[2] - beyond) // s
@@ -650,7 +656,7 @@ class Pass:
         return torch.cat([self.stage.scales(part)[0] for part in parts])
 
     def _patches(self, quarters: Tensor) -> Tensor:
-        """Assemble patches of shape (c p p, n) from quarters of shape (4, c q q, n).
+        """Assemble patches of shape (c * p * p, n) from quarters of shape (4, c * q * q, n).
 
         Each quarter is flipped to the position of the first quarter.
         """
@@ -679,7 +685,7 @@ class _Phases:
     def parts(self, rows: slice, window: int, columns: int) -> Tensor:
         """Return the sums and differences of mirrored pixels in each window, for selected rows of patches.
 
-        The result has shape (4, c q q, patches).
+        The result has shape (4, c * q * q, patches).
         """
         s = self._stride
         q = (window + 1) // 2
@@ -718,7 +724,7 @@ class StageSequence(nn.Module):
 
     @property
     def symmetric(self) -> list[SymmetricStage]:
-        """Stages as a list of symmetric stages. Raises TypeError if a stage is not symmetric."""
+        """List of all stages. Raises TypeError if a stage is not symmetric."""
         if not all(isinstance(stage, SymmetricStage) for stage in self.stages):
             raise TypeError("all stages must be symmetric, got a MachineStage")
         return cast("list[SymmetricStage]", list(self.stages))
@@ -743,10 +749,12 @@ class StageSequence(nn.Module):
         mask: Tensor | None = None,
         progress: Progress | None = None,
     ) -> Tensor:
-        """Apply all stages to an image of shape (c, h, w) and any size, and return the corrected image.
+        """Apply all stages to an image of shape (c, h, w) and return the corrected image.
+
+        The image may have any size.
 
         `after` is applied to the image after each stage. `level` is the noise level. `mask`, of shape (1, h, w), is 1
-        where pixels are corrupted. If it is given, only corrupted pixels change.
+        for corrupted pixels. If `mask` is given, only corrupted pixels change.
         """
         for which, stage in enumerate(self):
 
@@ -762,10 +770,10 @@ class StageSequence(nn.Module):
     def run_mirrored(
         self, image: Tensor, *, level: float | None = None, mask: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Apply all stages like :meth:`run`, but extend the image by mirroring it at the edges first.
+        """Apply all stages like :meth:`run`, but first extend the image by mirroring it at the edges.
 
-        By default, stages repeat the edge pixels, which causes streaks if these are noisy. The result has the size of
-        the original image.
+        By default, stages repeat the edge pixels, which causes streaks if these pixels are noisy. The result has the
+        size of the original image.
         """
         height, width = image.shape[1:]
         rows, columns = (

@@ -76,8 +76,8 @@ class SuperResolver(StageEstimator):
     r"""Super-resolution model that uses Boltzmann machines on image patches.
 
     The image is enlarged by bicubic interpolation and then corrected by a sequence of stages. A stage models each patch
-    of the image by five Gaussian matrices: X, the true patch minus the given patch, and the derivatives Z1 to Z4 of the
-    given patch along x, y, xx and yy. All of them are divided by the root mean square of the derivatives. The five
+    of the image with five Gaussian matrices: X, the true patch minus the given patch, and the derivatives Z1 to Z4 of
+    the given patch along x, y, xx and yy. All of them are divided by the root mean square of the derivatives. The five
     layers share a hidden layer Y,
 
     .. math:: E = \sum_m \Big[\frac{\lVert X_m - B_m\rVert^2}{2 s_m^2} - \langle Y, U_m X_m V_m^\top\rangle\Big]
@@ -98,8 +98,8 @@ class SuperResolver(StageEstimator):
         Side length of a patch in each stage, in pixels of the enlarged image. If `symmetric` is True, each side length
         must be a multiple of the stride. Default: ``(5 * scale, 4 * scale, 4 * scale)``, or 15 if `symmetric` is False.
     hidden_shape : (int, int), optional
-        Shape of the hidden layer in each stage. If `symmetric` is True, each stage has eight such layers, one per flip
-        and rotation. Default: as in the pretrained model, or (20, 20) if `symmetric` is False.
+        Shape of the hidden layer in each stage. If `symmetric` is True, each stage has eight such layers, one for each
+        flip and rotation. Default: as in the pretrained model, or (20, 20) if `symmetric` is False.
     rank : int, optional
         Number of Kronecker products in each coupling. Default: as in the pretrained model, or 1 if `symmetric` is
         False.
@@ -133,7 +133,7 @@ class SuperResolver(StageEstimator):
     device : str
         Device to use. ``"auto"`` selects a GPU if available.
     verbose : int
-        Whether to show progress.
+        If nonzero, progress is shown.
 
     Attributes
     ----------
@@ -179,10 +179,10 @@ class SuperResolver(StageEstimator):
 
     @property
     def machine_(self) -> BoltzmannMachine:
-        """Machine in the single stage of a model with ``symmetric=False``."""
+        """Boltzmann machine in the single stage of a model with ``symmetric=False``."""
         check_is_fitted(self)
         if self.symmetric:
-            raise AttributeError("symmetric stages have no plain machine: use stages_")
+            raise AttributeError("machine_ is not available if symmetric is True; use stages_ instead")
         return cast("MachineStage", self._first()).machine
 
     @property
@@ -223,7 +223,7 @@ class SuperResolver(StageEstimator):
 
     @property
     def training_steps(self) -> tuple[TrainingStep, ...]:
-        """Training steps: the parameter `steps`, or its default."""
+        """Value of the parameter `steps`, or the default training steps if it is None."""
         if self.steps is not None:
             return tuple(self.steps)
         return DEFAULT_STEPS if self.symmetric else ()
@@ -264,8 +264,9 @@ class SuperResolver(StageEstimator):
         Parameters
         ----------
         images : sequence of arrays of shape (H, W), (H, W, 3) or (H, W, 4), or path
-            High-resolution images of dtype uint8, uint16, or floats from 0 to 1, or the path of a folder of image
-            files. Images may differ in size. `fit` computes the low-resolution images from them. Alpha is ignored.
+            High-resolution images of dtype uint8, uint16 or float, or the path to a folder of image files. Floats must
+            be between 0 and 1. Images may differ in size. The low-resolution images are computed from them. Alpha
+            channels are ignored.
         y : None
             Ignored.
         callbacks : sequence of Callback
@@ -274,8 +275,8 @@ class SuperResolver(StageEstimator):
         checkpoints : path, optional
             Folder to save checkpoints to after each epoch, and to resume training from.
         force : bool
-            Whether to resume from checkpoints that were trained on other images or with other settings. If False, such
-            checkpoints raise an error.
+            Whether to resume from checkpoints that were saved with other images or settings. If False, an error is
+            raised for such checkpoints.
         """
         self.check()
         arrays = training_images(images)
@@ -288,15 +289,15 @@ class SuperResolver(StageEstimator):
         return self
 
     def fine_tune(self, images: Any, step: TrainingStep, *, checkpoints: Any = None, force: bool = False) -> Self:
-        """Continue training a fitted model with one more training step.
+        """Continue training a fitted model with an additional training step.
 
         Parameters
         ----------
         images : sequence of arrays or path
             High-resolution images. See `fit`.
         step : TrainingStep
-            Settings for the training step.
-        checkpoints, force : path, bool, optional
+            Settings for the additional training step.
+        checkpoints, force
             See `fit`.
         """
         check_is_fitted(self)
@@ -335,7 +336,7 @@ class SuperResolver(StageEstimator):
     def patch_layers(self, images: Any, n: int, seed: int = 0) -> dict[str, torch.Tensor]:
         """Extract up to `n` random patches from images and return the five visible layers of the first stage.
 
-        Each layer is a tensor of shape (n, p, p). Requires a fitted model.
+        Each layer is a tensor of shape (n, p, p). The model must be fitted.
         """
         check_is_fitted(self)
         stage = copy.deepcopy(self._first()).cpu()
@@ -356,13 +357,14 @@ class SuperResolver(StageEstimator):
         Parameters
         ----------
         image : array of shape (H, W), (H, W, 3) or (H, W, 4)
-            Gray, RGB or RGBA image of dtype uint8, uint16, or floats from 0 to 1. The model enlarges luminance and
-            alpha, and chroma is enlarged by bicubic interpolation. The colors of fully transparent pixels are ignored.
+            Grayscale, RGB or RGBA image of dtype uint8, uint16 or float. Floats must be between 0 and 1. The model
+            enlarges luminance and alpha, whereas chroma is enlarged by bicubic interpolation. The colors of fully
+            transparent pixels are ignored.
         self_ensemble : bool
             Whether to average the results over the eight flips and rotations of the image, which takes eight times as
             long. Has no effect if `symmetric` is True.
         progress : callable, optional
-            Function to call with the number of finished parts and the total number of parts.
+            Function called with the number of finished parts and the total number of parts.
 
         Returns
         -------
@@ -372,7 +374,7 @@ class SuperResolver(StageEstimator):
         check_is_fitted(self)
         image = check_image(image, unit_range=True)
         if image.ndim == 3 and image.shape[2] not in (3, 4):
-            raise ValueError(f"image must be gray, RGB or RGBA, got {image.shape[2]} channels")
+            raise ValueError(f"image must be grayscale, RGB or RGBA, got {image.shape[2]} channels")
         top = np.float32(white(image.dtype))
         if image.ndim == 3 and image.shape[2] == 4:
             return self._upscale_transparent(image, self_ensemble, progress)
@@ -393,7 +395,7 @@ class SuperResolver(StageEstimator):
     def _upscale_transparent(self, image: Array, self_ensemble: bool, progress: Progress | None) -> Array:
         """Enlarge an RGBA image so that it looks correct on a white background.
 
-        Composited onto white, the result equals the enlarged composite of the original image.
+        Compositing the result onto white gives the same image as enlarging the original image composited onto white.
         """
         top = np.float32(white(image.dtype))
         alpha = image[..., 3].astype(np.float32) / top
@@ -418,7 +420,7 @@ class SuperResolver(StageEstimator):
     def upscale_luminance(
         self, low: Array, *, self_ensemble: bool = False, progress: Progress | None = None
     ) -> NDArray[np.float32]:
-        """Enlarge luminance of shape (h, w), with white at 1, without rounding or clipping."""
+        """Enlarge a luminance image of shape (h, w), in which white is 1, without rounding or clipping."""
         check_is_fitted(self)
         turns = ORIENTATIONS if self_ensemble and not self.symmetric else 1
         height, width = low.shape
@@ -434,7 +436,7 @@ class SuperResolver(StageEstimator):
         return total
 
     def _enlarge(self, low: NDArray[np.float32], progress: Progress) -> NDArray[np.float32]:
-        """Enlarge luminance of shape (h, w), with white at 1, in a single orientation."""
+        """Enlarge a luminance image of shape (h, w), in which white is 1, in a single orientation."""
         small = torch.from_numpy(low).to(next(self.stages_.parameters()))
         bicubic = small.new_empty(len(low) * self.scale, low.shape[1] * self.scale)
         for first in range(0, len(bicubic), _ROWS_AT_ONCE):
@@ -472,12 +474,12 @@ class SuperResolver(StageEstimator):
         if not isinstance(loaded, SuperResolver):
             raise StorageError(f"{folder} does not contain a {cls.__name__}")
         if scale is not None and loaded.scale != scale:
-            raise StorageError(f"{folder} contains a model for scale {loaded.scale}, but scale {scale} is required")
+            raise StorageError(f"{folder} contains a model for scale {loaded.scale}, but scale {scale} was requested")
         return loaded
 
     @classmethod
     def from_folder(cls, folder: Path, config: Mapping[str, Any], device: str | torch.device) -> Self:
-        """Load a model from a folder with the given config. Called by :func:`mvrbm.load`."""
+        """Load a model with the given configuration from a folder. Called by :func:`mvrbm.load`."""
         described = config[ESTIMATOR]
         if "symmetric" not in described["params"]:  # models saved by versions 0.1 and 0.2 are plain machines
             params = {**described["params"], "symmetric": False}
@@ -501,7 +503,7 @@ class SuperResolver(StageEstimator):
         wanted = dict.fromkeys((HIGH, *DERIVATIVES), (Gaussian.name, (side, side)))
         if found != wanted or machine.hidden.shape != self._size()[0]:
             raise ValueError(
-                f"the saved layers do not match the parameters of the estimator: {found} and {machine.hidden.shape}"
+                f"the saved layers do not match the parameters of the estimator, got {found} and {machine.hidden.shape}"
             )
         if any(link.matrix_factors() is None for link in machine.links.values()):
             raise ValueError("the saved couplings are not Kronecker products of two matrices")
