@@ -198,7 +198,7 @@ class Store:
         # Remove a record of former settings first: it must never stand next to new arrays.
         (self.folder / f"{run.name}.json").unlink(missing_ok=True)
         if outcome.machine is not None:
-            mvrbm.save(outcome.machine, self.folder / f"{run.name}.machine")
+            mvrbm.save(outcome.machine, self.folder / f"{run.name}.machine", overwrite=True)
         if outcome.arrays:
             with replace_file(self.folder / f"{run.name}.safetensors") as file:
                 file.write(tensors_to_bytes({name: array.contiguous() for name, array in outcome.arrays.items()}))
@@ -265,7 +265,7 @@ class Rows(Store):
     def write(self, run: Run, outcome: Outcome, about: Mapping[str, Any]) -> None:
         """Add the row of a run to the file of its group."""
         if outcome.machine is not None:
-            mvrbm.save(outcome.machine, self.model_folder(run.group, run.name))
+            mvrbm.save(outcome.machine, self.model_folder(run.group, run.name), overwrite=True)
         row = {"seconds": about["seconds"], "device": about["on"]["device"], **_finite(outcome.numbers)}
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{run.group}.lock").open("w") as handle:  # another process may be writing

@@ -216,9 +216,9 @@ def test_the_card_describes_the_model_and_is_replaced_with_it(model, tmp_path):
         "| a\\|b | 0.25 |", 'mvrbm.load("path/to/this/folder")',
     ):  # fmt: skip
         assert part in card
-    model.save(folder)
+    model.save(folder, overwrite=True)
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
-    mvrbm.save_pretrained(model.machine_, folder)
+    mvrbm.save_pretrained(model.machine_, folder, overwrite=True)
     assert "## License\n\nNot stated." in (folder / "README.md").read_text(encoding="utf-8")
     for tensor, same in zip(mvrbm.load(folder).parameters(), model.machine_.parameters(), strict=True):
         torch.testing.assert_close(tensor, same, rtol=0, atol=0)
@@ -233,8 +233,8 @@ def test_the_card_of_a_stack_lists_its_layers(tmp_path):
 def test_a_readme_written_by_hand_is_not_replaced(model, tmp_path):
     folder = model.save(tmp_path / "model")
     (folder / "README.md").write_text("# My notes\n")
-    with pytest.raises(StorageError):
-        model.save_pretrained(folder)
+    with pytest.raises(StorageError, match="not part of a model"):
+        model.save_pretrained(folder, overwrite=True)
     assert (folder / "README.md").read_text() == "# My notes\n"
 
 

@@ -88,6 +88,24 @@ def test_folder_is_readable_by_anyone_and_says_what_it_is(tmp_path):
     }
 
 
+@pytest.mark.parametrize("kind", ["machine", "estimator", "with a card"])
+def test_a_model_is_replaced_only_with_overwrite(tmp_path, kind):
+    folder = tmp_path / "model"
+    mvrbm.save(old := machine_of((3, 3), (2, 2), seed=1), folder)
+    fitted = MVRBM((2, 2), n_epochs=1, random_state=0).fit(np.eye(9).reshape(9, 3, 3))
+    saved = {
+        "machine": lambda **how: mvrbm.save(fitted.machine_, folder, **how),
+        "estimator": lambda **how: fitted.save(folder, **how),
+        "with a card": lambda **how: mvrbm.save_pretrained(fitted, folder, **how),
+    }[kind]
+    with pytest.raises(StorageError, match=r"model already contains a model: pass overwrite=True to replace it$"):
+        saved()
+    assert same_state(mvrbm.load(folder), old)
+    saved(overwrite=True)
+    loaded = mvrbm.load(folder)
+    assert torch.equal(getattr(loaded, "machine_", loaded).hidden.bias.cpu(), fitted.machine_.hidden.bias.cpu())
+
+
 def test_strongly_coupled_reals_come_back(tmp_path):
     """Reading draws nothing that could be out of bounds, however large the layers."""
     machine = BoltzmannMachine(Gaussian(10_000), Gaussian(20), Dense(), std=0.001)
@@ -98,7 +116,7 @@ def test_strongly_coupled_reals_come_back(tmp_path):
 def test_model_is_replaced_by_a_new_one(tmp_path):
     for seed in (1, 2):
         machine = machine_of((3, 3), (2, 2), seed=seed)
-        mvrbm.save(machine, tmp_path / "model")
+        mvrbm.save(machine, tmp_path / "model", overwrite=True)
         assert same_state(mvrbm.load(tmp_path / "model"), machine)
     (tmp_path / "empty").mkdir()
     mvrbm.save(machine, tmp_path / "empty")
@@ -133,7 +151,7 @@ def test_failure_leaves_the_old_model_and_nothing_else(tmp_path, monkeypatch, _,
         mvrbm.save(old, tmp_path / "model")
     monkeypatch.setattr(module, broken, how)
     with pytest.raises(error, match=r"No space left|power went off"):
-        mvrbm.save(machine_of((3, 3), (2, 2), seed=2), tmp_path / "model")
+        mvrbm.save(machine_of((3, 3), (2, 2), seed=2), tmp_path / "model", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == (["model"] if there else [])
     if there:
         assert same_state(mvrbm.load(tmp_path / "model"), old)
@@ -153,7 +171,7 @@ def test_failure_while_changing_places_puts_the_old_model_back(tmp_path, monkeyp
 
     monkeypatch.setattr(atomic.Path, "rename", sometimes)
     with pytest.raises(StorageError, match="cannot be written"):
-        mvrbm.save(machine_of((3, 3), (2, 2), seed=2), tmp_path / "model")
+        mvrbm.save(machine_of((3, 3), (2, 2), seed=2), tmp_path / "model", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert same_state(mvrbm.load(tmp_path / "model"), old)
 
@@ -176,7 +194,7 @@ def test_ctrl_c_while_changing_places_loses_no_model(tmp_path, monkeypatch):
     mvrbm.save(machine_of((3, 3), (2, 2), seed=1), tmp_path / "model")
     at_the_change(monkeypatch, lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        mvrbm.save(new, tmp_path / "model")
+        mvrbm.save(new, tmp_path / "model", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert same_state(mvrbm.load(tmp_path / "model"), new)
 
@@ -188,13 +206,13 @@ def test_a_kill_while_changing_places_loses_no_model(tmp_path, monkeypatch, then
     child = os.fork()
     if child == 0:
         at_the_change(monkeypatch, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        mvrbm.save(machines[1], tmp_path / "model")
+        mvrbm.save(machines[1], tmp_path / "model", overwrite=True)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     monkeypatch.setattr(atomic, "_REPLACING", 0.05)
     if then == "load":
         assert same_state(mvrbm.load(tmp_path / "model"), machines[0])
     assert any(path.name.startswith(".model") for path in tmp_path.iterdir())
-    mvrbm.save(machines[2], tmp_path / "model")
+    mvrbm.save(machines[2], tmp_path / "model", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert same_state(mvrbm.load(tmp_path / "model"), machines[2])
 
@@ -210,14 +228,14 @@ def test_a_model_that_is_loaded_while_it_changes_places_is_the_new_one(tmp_path,
         reader.join(0.05)
 
     at_the_change(monkeypatch, read)
-    mvrbm.save(new, tmp_path / "model")
+    mvrbm.save(new, tmp_path / "model", overwrite=True)
     reader.join()
     assert same_state(found[0], new)
 
 
 def test_a_folder_that_is_being_written_is_no_leftover(tmp_path):
     machine = machine_of((3, 3), (2, 2))
-    with saving.replace_model(tmp_path / "model") as staging:
+    with saving.replace_model(tmp_path / "model", overwrite=True) as staging:
         mvrbm.save(machine, tmp_path / "model")
         saving.write_machine(machine, staging)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -229,7 +247,7 @@ def test_a_symbolic_link_stays(tmp_path, there):
     if there:
         mvrbm.save(old, tmp_path / "models" / "first")
     (tmp_path / "latest").symlink_to("models/first")
-    mvrbm.save(new, tmp_path / "latest")
+    mvrbm.save(new, tmp_path / "latest", overwrite=True)
     assert (tmp_path / "latest").is_symlink()
     assert same_state(mvrbm.load(tmp_path / "models" / "first"), new)
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["first"]
@@ -266,7 +284,7 @@ def test_what_is_not_a_model_is_never_overwritten(tmp_path, _, occupy, message):
 
     before = contents()
     with pytest.raises(StorageError, match=message):
-        mvrbm.save(machine_of((3, 3), (2, 2), seed=5), folder)
+        mvrbm.save(machine_of((3, 3), (2, 2), seed=5), folder, overwrite=True)
     assert contents() == before
 
 

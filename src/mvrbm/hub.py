@@ -81,7 +81,7 @@ class ModelCard:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
-def save_pretrained(model: Any, folder: str | os.PathLike[str], **card: Any) -> Path:
+def save_pretrained(model: Any, folder: str | os.PathLike[str], *, overwrite: bool = False, **card: Any) -> Path:
     """Save a machine or an estimator with a model card, in the format used by the Hugging Face Hub.
 
     Parameters
@@ -89,7 +89,9 @@ def save_pretrained(model: Any, folder: str | os.PathLike[str], **card: Any) -> 
     model : BoltzmannMachine or estimator
         The model to save. See :func:`mvrbm.save`.
     folder : path
-        Output folder. If it already contains a model, the model and its card are replaced.
+        Output folder.
+    overwrite : bool
+        Whether to replace a model in the folder. See :func:`mvrbm.save`.
     **card
         Contents of the model card `README.md`: `name`, `description`, `data`, `license` and `figures`. See
         :class:`ModelCard`.
@@ -109,11 +111,11 @@ def save_pretrained(model: Any, folder: str | os.PathLike[str], **card: Any) -> 
     ['README.md', 'config.json', 'model.safetensors']
     """
     if isinstance(model, BoltzmannMachine):
-        with replace_model(folder) as staging:
+        with replace_model(folder, overwrite=overwrite) as staging:
             write_machine(model, staging)
             write_card(ModelCard(**card), staging)
     elif callable(getattr(model, "save_pretrained", None)):
-        model.save_pretrained(folder, **card)
+        model.save_pretrained(folder, overwrite=overwrite, **card)
     else:
         raise StorageError(f"expected a machine or an estimator, but got an object of type {type(model).__name__}")
     return Path(folder)

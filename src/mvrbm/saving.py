@@ -98,7 +98,7 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") ->
         raise StorageError(f"{folder}: the estimator's description is damaged: {error}") from error
 
 
-def save(model: Any, folder: str | os.PathLike[str]) -> Path:
+def save(model: Any, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Save a machine or an estimator to a folder. Use :func:`mvrbm.load` to load it.
 
     Parameters
@@ -106,8 +106,9 @@ def save(model: Any, folder: str | os.PathLike[str]) -> Path:
     model : BoltzmannMachine or estimator
         A machine, or any object with a method ``save(folder)``.
     folder : path
-        Output folder. If it already contains a model, the model is replaced. If it contains other files,
-        `StorageError` is raised.
+        Output folder. If it contains files that are not part of a model, `StorageError` is raised.
+    overwrite : bool
+        Whether to replace a model in the folder. If False, `StorageError` is raised if there is one.
 
     Returns
     -------
@@ -126,10 +127,10 @@ def save(model: Any, folder: str | os.PathLike[str]) -> Path:
     169
     """
     if isinstance(model, BoltzmannMachine):
-        with replace_model(folder) as staging:
+        with replace_model(folder, overwrite=overwrite) as staging:
             write_machine(model, staging)
     elif callable(getattr(model, "save", None)):
-        model.save(folder)
+        model.save(folder, **({"overwrite": True} if overwrite else {}))
     else:
         raise StorageError(f"a {type(model).__name__} cannot be saved: it is not a machine and has no save method")
     return Path(folder)
@@ -150,9 +151,18 @@ def _loader_of(name: str, folder: Path) -> Loader:
     return _LOADERS[name]
 
 
-def replace_model(folder: str | os.PathLike[str]) -> AbstractContextManager[Path]:
-    """Return a context manager that creates a temporary folder, which replaces the model in `folder` on success."""
-    return replace_folder(folder, is_replaceable)
+def replace_model(folder: str | os.PathLike[str], *, overwrite: bool = False) -> AbstractContextManager[Path]:
+    """Return a context manager that creates a temporary folder, which replaces the model in `folder` on success.
+
+    Raises StorageError if the folder contains a model and `overwrite` is False.
+    """
+
+    def replaceable(target: Path) -> bool:
+        if is_replaceable(target) and not overwrite:
+            raise StorageError(f"{folder} already contains a model: pass overwrite=True to replace it")
+        return is_replaceable(target)
+
+    return replace_folder(folder, replaceable)
 
 
 def is_replaceable(folder: Path) -> bool:

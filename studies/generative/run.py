@@ -226,7 +226,7 @@ def main(folder: Path) -> None:
     settings = json.loads((folder / "settings.json").read_text())
     trainer, seconds = fit(settings, settings["data_dir"], torch.device("cpu"), folder / "updates")
     if trainer.world.is_main:
-        mvrbm.save(trainer.machine, folder / "machine")
+        mvrbm.save(trainer.machine, folder / "machine", overwrite=True)
         found = {"parameters": trainer.machine.n_parameters, "updates": trainer.update, "training_seconds": seconds}
         print(json.dumps(found))
 

@@ -155,5 +155,5 @@ def _match_labels(model: Any, labels: Any) -> None:
 if __name__ == "__main__":
     for make in (digits, labeled_digits):
         model, card = make(Store.within(_WORK))
-        folder = model.save_pretrained(_OUT / card["name"], **card)
+        folder = model.save_pretrained(_OUT / card["name"], overwrite=True, **card)
         say(f"{folder}: {sum(path.stat().st_size for path in folder.iterdir()):,} bytes")

@@ -183,7 +183,7 @@ def test_what_is_no_stack_is_refused(stack, digits, tmp_path):
     MVRBM((4, 4), n_epochs=1).fit(digits[:20]).save(folder)
     with pytest.raises(StorageError, match="does not contain a list of machines"):
         read_stack(folder)
-    stack.save(folder)
+    stack.save(folder, overwrite=True)
     with pytest.raises(StorageError):
         read_machine(folder)
     config = (folder / "config.json").read_text()

@@ -153,7 +153,7 @@ def test_chains_are_saved_with_the_model(visible, negative, digits, tmp_path):
     np.testing.assert_array_equal(loaded.sample(130, steps=2), model.sample(130, steps=2, init="chains"))
     if visible == "bernoulli":
         assert (tmp_path / "model" / "chains.safetensors").stat().st_size < 1000
-    loaded.save(tmp_path / "model")  # chains included, it may be replaced
+    loaded.save(tmp_path / "model", overwrite=True)  # chains included, it may be replaced
     again = mvrbm.load(tmp_path / "model")
     torch.testing.assert_close(again.chains_["visible"], chains)
 

@@ -38,7 +38,7 @@ def test_early_stopping_ends_with_the_best_epoch():
         weights.append(float(module.weight.detach()))
         return next(scores)
 
-    history = descend(module, [], loss, torch.ones(4), settings(patience=2), RandomSource(0), score)
+    history = descend(module, [], loss, torch.ones(4), settings(patience=2), RandomSource(0), score).history
     assert [row["validation_error"] for row in history] == [0.5, 0.3, 0.3, 0.3, 0.4]  # two epochs after the third
     assert float(module.weight.detach()) == weights[2] != weights[-1]
 

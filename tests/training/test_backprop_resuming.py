@@ -70,14 +70,14 @@ def test_resumes_bit_for_bit(tmp_path, monkeypatch, fit, at):
         assert torch.equal(one, other)
 
 
-def test_another_descent_is_resumed_only_with_force(tmp_path):
+def test_another_descent_is_resumed_only_with_ignore_mismatch(tmp_path):
     shallow(checkpoints=tmp_path)
-    with pytest.raises(StorageError, match=r"another training run: the data has different values.*force=True"):
+    with pytest.raises(StorageError, match=r"the data has different values.*ignore_mismatch=True"):
         shallow(1 - X, checkpoints=tmp_path)
     with pytest.raises(StorageError, match=r"random_state is 1, was 0"):
         shallow(settings={**SETTINGS, "random_state": 1}, checkpoints=tmp_path)
     with pytest.warns(UserWarning, match="resumed anyway"):
-        shallow(1 - X, checkpoints=tmp_path, force=True)
+        shallow(1 - X, checkpoints=tmp_path, ignore_mismatch=True)
 
 
 def test_damaged_files_are_errors(tmp_path):

@@ -452,17 +452,17 @@ ANOTHER_RUN = [
 
 
 @pytest.mark.parametrize(("_", "how", "then", "x", "message"), ANOTHER_RUN, ids=[row[0] for row in ANOTHER_RUN])
-def test_a_checkpoint_of_another_run_is_resumed_only_with_force(tmp_path, _, how, then, x, message):
+def test_a_checkpoint_of_another_run_is_resumed_only_with_ignore_mismatch(tmp_path, _, how, then, x, message):
     Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=BATCH), callbacks=[Checkpoint(tmp_path)], **how).fit(bits(), 2)
 
     def resumed(**settings):
         trainer = Trainer(mvrbm((3, 3), (2, 2)), **{"recipe": Recipe(batch_size=BATCH), **how, **then})
         return trainer.resume(tmp_path, **settings) and trainer.fit(x, 3, initialize=True)
 
-    with pytest.raises(StorageError, match=f"another training run: ({message}).*force=True"):
+    with pytest.raises(StorageError, match=f"another training run: ({message}).*ignore_mismatch=True"):
         resumed()
     with pytest.warns(UserWarning, match=message):
-        assert resumed(force=True).epoch == 3
+        assert resumed(ignore_mismatch=True).epoch == 3
 
 
 def test_a_checkpoint_without_an_identity_is_resumed(tmp_path):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mvrbm.cli import options as opt
+from mvrbm.cli import resuming
 from mvrbm.interrupt import INTERRUPTS
 
 if TYPE_CHECKING:
@@ -254,27 +255,30 @@ def denoise_train(
     ] = DenoiserKind.COLOR,
     tuning_crops: Annotated[int | None, opt.new(f"{_CROPS_HELP}.", min=0)] = None,
     tuning_epochs: Annotated[int | None, opt.new(_TUNING_EPOCHS_HELP, min=1)] = None,
-    checkpoints: Annotated[Path | None, opt.new(opt.CHECKPOINTS_HELP)] = None,
+    checkpoints: resuming.Folder = None,
+    resume: resuming.Resume = False,
+    ignore_mismatch: resuming.IgnoreMismatch = False,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
-    force: opt.Force = False,
+    force: resuming.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Train a photo denoiser on a folder of clean images, for use with `mvrbm denoise --model`.
 
-    The model has the same architecture as the pretrained photo denoiser. Images may differ in size and type. Ctrl-C or
-    SIGTERM stops training after the current batch and saves the model. If you use --checkpoints, running the same
-    command again with --force resumes training.
+    The model has the same architecture as the pretrained photo denoiser. Images may differ in size and type.
+    Ctrl-C or SIGTERM stops training after the current batch and saves the model. If you use --checkpoints, running the
+    same command again with --resume continues training.
     """
-    opt.check_model_out(out, force)
+    run = resuming.Resuming(out, checkpoints, resume, ignore_mismatch, force)
+    resumed = run.check()
     from mvrbm.vision import PhotoDenoiser
     from mvrbm.vision.stage_training import training_images
 
     images = training_images(folder)
     model = PhotoDenoiser(kind.value, random_state=seed, device=device.value)
     model.set_params(steps=_resized(model.training_steps, None, tuning_crops, tuning_epochs))
-    result = {"model": str(out), "kind": kind.value, "images": len(images)}
-    _fit_and_save(model, images, out, checkpoints, force, result, f"{kind.value}", as_json)
+    result = {"model": str(out), "kind": kind.value, "images": len(images), "resumed": resumed}
+    _fit_and_save(model, images, out, run, result, f"{kind.value}", as_json)
 
 
 # -- repairing --------------------------------------------------------------------------------------
@@ -406,24 +410,27 @@ def superres_train(
     tuning_patches: Annotated[int | None, opt.new(_TUNING_PATCHES_HELP, min=0)] = None,
     tuning_crops: Annotated[int | None, opt.new(f"{_CROPS_HELP}, or 0 for fine-tuned and paper.", min=0)] = None,
     tuning_epochs: Annotated[int | None, opt.new(_TUNING_EPOCHS_HELP, min=1)] = None,
-    checkpoints: Annotated[Path | None, opt.new(opt.CHECKPOINTS_HELP)] = None,
+    checkpoints: resuming.Folder = None,
+    resume: resuming.Resume = False,
+    ignore_mismatch: resuming.IgnoreMismatch = False,
     quiet: opt.Quiet = False,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
-    force: opt.Force = False,
+    force: resuming.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Train a super-resolution model on a folder of images, for use with `mvrbm superres --model`.
 
     Images may differ in size and type. Ctrl-C or SIGTERM stops training after the current batch and saves the model. If
-    you use --checkpoints, running the same command again with --force resumes training.
+    you use --checkpoints, running the same command again with --resume continues training.
     """
     if hidden is not None and len(hidden) != 2:
         raise typer.BadParameter(f"{hidden} has {len(hidden)} axes, but 2 are required", param_hint="'--hidden'")
     if configuration is Configuration.STAGES:
         reason = "has no effect with --configuration stages"
         opt.check_absent(reason, patches=patches, epochs=epochs, recipe=recipe)
-    opt.check_model_out(out, force)
+    run = resuming.Resuming(out, checkpoints, resume, ignore_mismatch, force)
+    resumed = run.check()
     from mvrbm.vision import SuperResolver
     from mvrbm.vision.stage_training import training_images
     from mvrbm.vision.super_resolution import CONFIGURATIONS
@@ -442,7 +449,8 @@ def superres_train(
     model = SuperResolver(int(scale), **parameters, random_state=seed, device=device.value, verbose=int(not quiet))
     model.set_params(steps=_resized(model.training_steps, tuning_patches, tuning_crops, tuning_epochs))
     result = {"model": str(out), "scale": int(scale), "configuration": configuration.value, "images": len(images)}
-    _fit_and_save(model, images, out, checkpoints, force, result, f"x{scale}, {configuration.value}", as_json)
+    result["resumed"] = resumed
+    _fit_and_save(model, images, out, run, result, f"x{scale}, {configuration.value}", as_json)
 
 
 def _resized(
@@ -476,8 +484,7 @@ def _fit_and_save(
     model: "SuperResolver | PhotoDenoiser",
     images: "list[Array]",
     out: Path,
-    checkpoints: Path | None,
-    force: bool,
+    run: resuming.Resuming,
     result: dict[str, Any],
     words: str,
     as_json: bool,
@@ -486,19 +493,20 @@ def _fit_and_save(
 
     If training is interrupted, save the partially trained model.
     """
+    run.begin()
     began = time.perf_counter()
     cause = None
     try:
-        model.fit(images, checkpoints=checkpoints, force=force)
+        model.fit(images, checkpoints=run.checkpoints, ignore_mismatch=run.ignore_mismatch)
     except INTERRUPTS as error:
         if not hasattr(model, "stages_"):
             raise
         cause = error
     seconds = time.perf_counter() - began
-    model.save(out)
+    model.save(out, overwrite=True)
     parameters = model.n_parameters_
     result |= {"parameters": parameters, "seconds": round(seconds, 3)}
     text = f"{out}: {words}, {parameters:,} parameters, from {len(images)} images in {seconds:.1f} s"
     opt.show(result, as_json, text)
     if cause is not None:
-        raise opt.Interrupted(f"interrupted: the partially trained model was saved to {out}", cause)
+        raise run.interrupted("", cause, saved=True)

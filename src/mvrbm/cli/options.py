@@ -93,7 +93,6 @@ _ROWS_HELP = "Use only these samples: 100 (the first 100), 100:200 or ::10."
 _MODEL_HELP = "Folder of a saved model, or the name of a model that comes with mvrbm (digits, labeled-digits)."
 _OUT_IMAGES_HELP = "A .npy file, or an image file (such as .png) for a contact sheet."
 RECIPE_HELP = "Training recipe: default (for features), generative (for sampling) or paper."
-CHECKPOINTS_HELP = "Folder to save checkpoints to after each epoch and to resume from."
 
 # Maximum number of samples on a contact sheet, unless --rows selects more.
 MOST_TILES = 100
@@ -216,7 +215,7 @@ def trained_or_loaded(
         return load_model(model_folder, device, method)
     model = train()
     if save is not None:
-        model.save(save)
+        model.save(save, overwrite=True)
     return model
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import math
-import os
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mvrbm.cli import options as opt
+from mvrbm.cli import resuming
 from mvrbm.cli.errors import UsageError
 from mvrbm.interrupt import INTERRUPTS
 
@@ -74,12 +74,14 @@ def train(
     missing_nan: opt.MissingNan = False,
     rows: opt.Rows = None,
     log: Annotated[Path | None, opt.new(_LOG_HELP)] = None,
-    checkpoints: Annotated[Path | None, opt.new(opt.CHECKPOINTS_HELP)] = None,
+    checkpoints: resuming.Folder = None,
+    resume: resuming.Resume = False,
+    ignore_mismatch: resuming.IgnoreMismatch = False,
     sweep: Annotated[str | None, opt.new(_SWEEP_HELP, metavar="GRID")] = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
-    force: opt.Force = False,
+    force: resuming.Force = False,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -87,7 +89,7 @@ def train(
 
     The recipe provides defaults for the number of epochs, the batch size, the learning rate and the sampling method.
     Ctrl-C or SIGTERM stops training after the current batch and saves the model. If you use --checkpoints, running the
-    same command again with --force resumes training.
+    same command again with --resume continues training.
     """
     layers: dict[str, Any] = {"rank": rank, "coupling": coupling, "visible": visible, "hidden_unit": hidden_unit}
     _check_layers(hidden, init, **layers)
@@ -119,7 +121,8 @@ def train(
 
     world = World.here()  # a single process, unless torchrun started several
     with world.raise_together(ValueError, OSError):
-        resumed = _check_outputs(out, log, checkpoints, force)
+        run = resuming.Resuming(out, checkpoints, resume, ignore_mismatch, force, log).after_restart()
+        resumed = run.check()
         if init is not None:
             model = opt.load_model(init, device, "fit").set_params(warm_start=True)
             shape = shape or opt.Shape(model.visible_shape_)
@@ -132,30 +135,23 @@ def train(
             _check_axes(hidden, samples.shape[1:])
         known = _known_entries(samples, missing_nan)
         classes = None if labels is None else _read_labels(labels, data_dir, rows, len(samples))
-    if sweep is not None:
-        outcome = _sweep(model, _parse_grid(sweep), samples, out, checkpoints, force)
+        grid = None if sweep is None else _parse_grid(sweep, model)
+        callbacks = [] if labels or sweep else _callbacks(model, samples, known, log, checkpoints)
+        callbacks += opt.progress_callbacks(quiet)
+        if world.is_main:
+            run.begin()
+    how: dict[str, Any] = {"ignore_mismatch": ignore_mismatch}
+    if grid is not None:
+        outcome = _sweep(model, grid, samples, out, run)
     elif classes is not None:
-        callbacks = opt.progress_callbacks(quiet)
-        outcome = _fit(model, samples[:], out, y=classes, callbacks=callbacks, checkpoints=checkpoints, force=force)
+        outcome = _fit(model, samples[:], out, y=classes, callbacks=callbacks, checkpoints=checkpoints, **how)
     else:
-        callbacks = _callbacks(model, samples, known, log, checkpoints, quiet)
-        outcome = _fit(model, samples, out, mask=known, callbacks=callbacks, resume=checkpoints, force=force)
+        outcome = _fit(model, samples, out, mask=known, callbacks=callbacks, resume=checkpoints, **how)
     leave()
     if world.is_main:
         opt.show({**outcome.result, "resumed": resumed}, as_json, outcome.text)
     if outcome.interrupt is not None:
-        _raise_interrupted(outcome, out, checkpoints)
-
-
-def _raise_interrupted(outcome: _Outcome, out: Path, checkpoints: Path | None) -> None:
-    assert outcome.interrupt is not None
-    if checkpoints is None:
-        advice = "use --checkpoints to make training resumable"
-    else:
-        advice = "run the same command with --force to resume training"
-    updates = outcome.result["updates"]
-    message = f"interrupted after {updates:,} updates: the partially trained model was saved to {out}; {advice}"
-    raise opt.Interrupted(message, outcome.interrupt)
+        raise run.interrupted(f" after {outcome.result['updates']:,} updates", outcome.interrupt, saved=True)
 
 
 # -- checks before training -------------------------------------------------------------------------
@@ -167,23 +163,6 @@ def _check_layers(hidden: opt.Shape | None, init: Path | None, **layers: Any) ->
         raise UsageError("pass --hidden SHAPE to train a new model, or --init MODEL to continue training a saved one")
     if init is not None:
         opt.check_conflicts("--init", f"the model in {init} already defines the layers", hidden=hidden, **layers)
-
-
-def _check_outputs(out: Path, log: Path | None, checkpoints: Path | None, force: bool) -> bool:
-    """Return whether there is a checkpoint to resume from. Raise ValueError if an output cannot be written."""
-    from mvrbm.io.atomic import check_folder, check_output
-    from mvrbm.training.checkpoints import newest
-
-    # If torchrun has restarted this process, the existing files come from the previous attempt.
-    force = force or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    opt.check_model_out(out, force)
-    for option, path in (("--log", log), ("--checkpoints", checkpoints)):
-        if path is not None and out.resolve() in (path.resolve(), *path.resolve().parents):
-            raise ValueError(f"{option} {path} is inside the model folder {out}: choose a path outside this folder")
-    resumed = checkpoints is not None and newest(check_folder(checkpoints)) is not None
-    if log is not None:
-        check_output(log, force or resumed)
-    return resumed
 
 
 # -- the model and its data -------------------------------------------------------------------------
@@ -283,9 +262,7 @@ def _read_labels(source: str, data_dir: Path | None, rows: slice | None, n: int)
 # -- training ---------------------------------------------------------------------------------------
 
 
-def _callbacks(
-    model: Any, samples: Any, known: Any, log: Path | None, checkpoints: Path | None, quiet: bool
-) -> list[Callback]:
+def _callbacks(model: Any, samples: Any, known: Any, log: Path | None, checkpoints: Path | None) -> list[Callback]:
     from mvrbm.training import Checkpoint, CSVLog, Monitor
 
     callbacks: list[Callback] = []
@@ -293,7 +270,6 @@ def _callbacks(
         callbacks += [Monitor.on(samples, known), CSVLog(log)]
     elif known is None or known.reshape(len(known), -1).all(1).any():
         callbacks.append(Monitor.on(samples, known, pseudo_sites=0))
-    callbacks += opt.progress_callbacks(quiet)
     if checkpoints is not None:
         callbacks.append(Checkpoint(checkpoints))
     if len(getattr(model, "machines_", ())) > 1:
@@ -313,7 +289,7 @@ def _fit(model: Any, samples: Any, out: Path, **arguments: Any) -> _Outcome:
             raise  # a second Ctrl-C stops training immediately, without saving
         interrupt = error
     seconds = time.perf_counter() - began
-    model.save(out)
+    model.save(out, overwrite=True)
     kind = type(model).__name__
     hidden = model.machine_.hidden.shape
     parameters = model.machine_.n_parameters
@@ -341,7 +317,7 @@ def _fit(model: Any, samples: Any, out: Path, **arguments: Any) -> _Outcome:
     return _Outcome(result, ", ".join(parts), interrupt)
 
 
-def _parse_grid(text: str) -> dict[str, list[Any]]:
+def _parse_grid(text: str, model: Any) -> dict[str, list[Any]]:
     """Parse a parameter grid such as ``name=value,value;name=value`` into lists of values by parameter name."""
     grid: dict[str, list[Any]] = {}
     for part in filter(None, map(str.strip, text.split(";"))):
@@ -351,6 +327,10 @@ def _parse_grid(text: str) -> dict[str, list[Any]]:
         grid[name.strip()] = [_parse_value(value.strip()) for value in values.split(",")]
     if not grid:
         raise typer.BadParameter(f"{text!r} does not contain any parameter", param_hint="'--sweep'")
+    parameters = model.get_params()
+    for name in grid:
+        if name not in parameters:
+            raise ValueError(f"--sweep: {type(model).__name__} has no parameter '{name}', only {', '.join(parameters)}")
     return grid
 
 
@@ -360,18 +340,15 @@ def _parse_value(text: str) -> Any:
     return text
 
 
-def _sweep(
-    model: Any, grid: dict[str, list[Any]], samples: Any, out: Path, checkpoints: Path | None, force: bool
-) -> _Outcome:
+def _sweep(model: Any, grid: dict[str, list[Any]], samples: Any, out: Path, run: resuming.Resuming) -> _Outcome:
     """Train one model per combination of parameter values, save the best model and return the scores of all models."""
     from mvrbm.estimators.sweep import Sweep
 
-    parameters = model.get_params()
-    for name in grid:
-        if name not in parameters:
-            raise ValueError(f"--sweep: {type(model).__name__} has no parameter '{name}', only {', '.join(parameters)}")
-    fitted = Sweep(model, grid).fit(samples, checkpoints=checkpoints, force=force)
-    fitted.best_estimator_.save(out)
+    try:
+        fitted = Sweep(model, grid).fit(samples, checkpoints=run.checkpoints, ignore_mismatch=run.ignore_mismatch)
+    except INTERRUPTS as error:
+        raise run.interrupted("", error, saved=False) from error
+    fitted.best_estimator_.save(out, overwrite=True)
     candidates = []
     lines = []
     for one in fitted.candidates_:

@@ -3,7 +3,8 @@
 An estimator validates the data, builds its machines and passes both to a :class:`~mvrbm.training.Trainer`.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from mvrbm.estimators.features import FeaturesMixin
 from mvrbm.estimators.generation import GenerationMixin
 from mvrbm.estimators.parameters import check_axes, unconnected
 from mvrbm.estimators.scoring import ScoringMixin
+from mvrbm.estimators.undo import undo_on_error
 from mvrbm.io.shards import Rows
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.training.callbacks import Callback, ProgressBar
@@ -52,7 +54,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         mask: Any = None,
         callbacks: Sequence[Callback] = (),
         resume: Any = None,
-        force: bool = False,
+        ignore_mismatch: bool = False,
     ) -> Self:
         r"""Train the model.
 
@@ -69,7 +71,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
             Callbacks to pass to the trainer. See :mod:`mvrbm.training`.
         resume : path, optional
             Checkpoint folder. If the folder contains checkpoints, training resumes from the most recent one.
-        force : bool, default=False
+        ignore_mismatch : bool, default=False
             Whether to resume from a checkpoint even if it was saved with different data or settings. If False, such a
             checkpoint raises an error.
 
@@ -82,18 +84,24 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         -----
         With ``warm_start=True``, `fit` trains a fitted or loaded model for `n_epochs` more epochs. Otherwise, `fit`
         trains a new model. Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and
-        SystemExit, respectively.
+        SystemExit, respectively. The model trained so far can then be used, and `interrupted_` is True. After an error
+        or a second Ctrl-C, the model is the same as before `fit`.
         """
         recipe = self._recipe()
         continues = self.warm_start and hasattr(self, "machine_")
-        run = self._prepare_run(X, mask, recipe, continues=continues)
-        self._train_all(run, recipe.n_epochs, callbacks, resume, force=force)
+        with self._undo_on_error(continues):
+            run = self._prepare_run(X, mask, recipe, continues=continues)
+            self._train_all(run, recipe.n_epochs, callbacks, resume, ignore_mismatch=ignore_mismatch)
+        self._raise_if_interrupted()
         return self
 
     def partial_fit(self, X: Any, y: Any = None, *, mask: Any = None) -> Self:
         """Train for one more epoch on the given data and return the estimator. See :meth:`fit` for the parameters."""
-        run = self._prepare_run(X, mask, self._recipe(), continues=hasattr(self, "machine_"))
-        self._train_all(run, 1, open_ended=True)
+        continues = hasattr(self, "machine_")
+        with self._undo_on_error(continues):
+            run = self._prepare_run(X, mask, self._recipe(), continues=continues)
+            self._train_all(run, 1, open_ended=True)
+        self._raise_if_interrupted()
         return self
 
     def prepare(self, X: Any, mask: Any = None) -> tuple[Trainer, dict[str, Any], Any]:
@@ -109,7 +117,8 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         masks : dict of str to Tensor, or None
             Masks of known entries, keyed by layer name, or None if all entries are known.
         """
-        run = self._prepare_run(X, mask, self._recipe(), continues=False)
+        with undo_on_error(self):
+            run = self._prepare_run(X, mask, self._recipe(), continues=False)
         return run.trainers[0], run.layers, run.known
 
     # -- machines ---------------------------------------------------------------------------------
@@ -131,10 +140,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
     # -- training ---------------------------------------------------------------------------------
 
     def _prepare_run(self, X: Any, mask: Any, recipe: Recipe, *, continues: bool) -> PreparedRun:
-        """Validate the data and the parameters, and create the machines and their trainers.
-
-        If the data or a parameter is invalid, the fitted machines remain unchanged.
-        """
+        """Validate the data and the parameters, and create the machines and their trainers."""
         layers = self._read_layers(X, reset=not continues)
         known = known_entries(None if mask is None else self._masks_by_layer(mask), layers, every_layer=True)
         if known is not None and not self.learns_from_incomplete:
@@ -180,6 +186,26 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
                 trainer.seed = None  # the user did not choose the seed, so checkpoints with any seed can be resumed
         return trainers
 
+    @contextlib.contextmanager
+    def _undo_on_error(self, continues: bool) -> Iterator[None]:
+        """Restore the model if training fails. `continues` is whether training continues on existing machines."""
+        machines = self.machines_ if continues else []
+        chains = {name: chain.clone() for name, chain in self.chains_.items()} if continues else {}
+        n_updates = [trainer.update for trainer in (self.trainers_ or [])] if continues else []
+        try:
+            with undo_on_error(self, machines):
+                yield
+        except BaseException:
+            if continues and n_updates != [trainer.update for trainer in (self.trainers_ or [])]:
+                # The state of the trainers belongs to the discarded parameters.
+                self.trainers_ = None
+                self._saved_chains = chains
+            raise
+
+    def _raise_if_interrupted(self) -> None:
+        for trainer in self.trainers_ or []:
+            trainer.raise_if_interrupted()
+
     def _train_all(
         self,
         run: PreparedRun,
@@ -187,7 +213,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         callbacks: Sequence[Callback] = (),
         resume: Any = None,
         *,
-        force: bool = False,
+        ignore_mismatch: bool = False,
         open_ended: bool = False,
     ) -> None:
         """Train the machines for `n_epochs` more epochs, or up to epoch `n_epochs` when resuming from a checkpoint.
@@ -196,7 +222,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         """
         (trainer,) = run.trainers
         trainer.planned_epochs = 0 if open_ended else None
-        resumed = resume is not None and trainer.resume(resume, force=force)
+        resumed = resume is not None and trainer.resume(resume, ignore_mismatch=ignore_mismatch)
         last = n_epochs if resumed else trainer.epoch + n_epochs
         self._train(trainer, run.layers, last, run.known, callbacks, initialize=not (run.continues or resumed))
 
@@ -213,8 +239,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
             trainer.fit(data, n_epochs, mask=known, nan_is_missing=on_disk, initialize=initialize)
         finally:
             trainer.callbacks = []
-            self.history_ = trainer.history
-            self.interrupted_ = trainer.interrupted
-            self.n_epochs_ += trainer.epoch - epochs_before
-            self.n_updates_ += trainer.update - updates_before
-        trainer.raise_if_interrupted()
+        self.history_ = trainer.history
+        self.interrupted_ = trainer.interrupted
+        self.n_epochs_ += trainer.epoch - epochs_before
+        self.n_updates_ += trainer.update - updates_before

@@ -31,6 +31,7 @@ from mvrbm.estimators.inputs import LABEL, VISIBLE
 from mvrbm.estimators.labels import Labeled, label_codes
 from mvrbm.estimators.parameters import seed_of, unconnected, unit_named, unsuited_reason, without_none
 from mvrbm.estimators.persistence import stored_descent
+from mvrbm.estimators.undo import undo_on_error
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import label_log_posterior, label_scores, sample
@@ -137,7 +138,7 @@ class ClassificationMVRBM(ArrayClassifier):
         *,
         callbacks: Sequence[Callback] = (),
         checkpoints: Any = None,
-        force: bool = False,
+        ignore_mismatch: bool = False,
     ) -> Self:
         r"""Train the classifier on labeled data.
 
@@ -154,7 +155,7 @@ class ClassificationMVRBM(ArrayClassifier):
         checkpoints : path, optional
             Checkpoint folder. The state is saved after each epoch. If the folder contains checkpoints, training resumes
             from them.
-        force : bool, default=False
+        ignore_mismatch : bool, default=False
             Whether to resume from checkpoints even if they were saved with different data or settings. If False, such
             checkpoints raise an error.
 
@@ -162,7 +163,23 @@ class ClassificationMVRBM(ArrayClassifier):
         -------
         self : object
             Fitted estimator.
+
+        Notes
+        -----
+        Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
+        respectively. The classifier trained so far can then be used, and `interrupted_` is True. After an error, the
+        classifier is the same as before `fit`.
         """
+        with undo_on_error(self):
+            interrupt = self._fit(X, y, sample_weight, callbacks, checkpoints, ignore_mismatch)
+        if interrupt is not None:
+            raise interrupt
+        return self
+
+    def _fit(
+        self, X: Any, y: Any, sample_weight: Any, callbacks: Sequence[Callback], checkpoints: Any, ignore_mismatch: bool
+    ) -> type[BaseException] | None:
+        """Train the classifier, and return the exception to raise if a signal stopped training."""
         choice(self.mode, "mode", _MODES)
         number(self.blend, "blend")
         data = self._read_labeled(X, y, sample_weight, resolve_device(self.device))
@@ -172,12 +189,12 @@ class ClassificationMVRBM(ArrayClassifier):
         self.chains_: Chains = {}
         self.n_epochs_ = 0
         self.n_updates_ = 0
-        self.interrupted_ = False
         if self.mode == "generative":
-            self._fit_generative(data, seed, callbacks, checkpoints, force)
+            interrupt = self._fit_generative(data, seed, callbacks, checkpoints, ignore_mismatch)
         else:
-            self._fit_posterior(data, plan, seed, checkpoints, force)
-        return self
+            interrupt = self._fit_posterior(data, plan, seed, checkpoints, ignore_mismatch)
+        self.interrupted_ = interrupt is not None
+        return interrupt
 
     def _new_machine(self) -> BoltzmannMachine:
         visible = unit_named(self.visible, self.visible_shape_)
@@ -188,8 +205,8 @@ class ClassificationMVRBM(ArrayClassifier):
         return BoltzmannMachine(layers, hidden, {VISIBLE: link, LABEL: Dense()})
 
     def _fit_generative(
-        self, data: Labeled, seed: int, callbacks: Sequence[Callback], checkpoints: Any, force: bool
-    ) -> None:
+        self, data: Labeled, seed: int, callbacks: Sequence[Callback], checkpoints: Any, ignore_mismatch: bool
+    ) -> type[BaseException] | None:
         """Train the machine by contrastive divergence."""
         if bool((data.weights != data.weights[0]).any()):
             raise ValueError("mode='generative' requires equal sample weights: use another mode for unequal weights")
@@ -198,23 +215,25 @@ class ClassificationMVRBM(ArrayClassifier):
             trainer.seed = None  # the user did not choose the seed, so checkpoints with any seed can be resumed
         if checkpoints is not None:
             trainer.callbacks = [*callbacks, Checkpoint(checkpoints)]
-            trainer.resume(checkpoints, force=force)
+            trainer.resume(checkpoints, ignore_mismatch=ignore_mismatch)
         labels = self._one_hot(data.codes)
         trainer.fit({VISIBLE: data.samples, LABEL: labels}, initialize=True)
         self.history_ = trainer.history
         self.chains_ = kept_chains(trainer)
-        self.interrupted_ = trainer.interrupted
         self.n_epochs_ = trainer.epoch
         self.n_updates_ = trainer.update
-        trainer.raise_if_interrupted()
-        match_labels(trainer, LABEL, labels.mean(0), RandomSource(seed))
+        if not trainer.interrupted:
+            match_labels(trainer, LABEL, labels.mean(0), RandomSource(seed))
+        return trainer.interrupt
 
     def _recipe(self) -> Recipe:
         """Return the recipe for generative training. Training parameters that are not None override its settings."""
         given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
         return dataclasses.replace(as_recipe(self.recipe), **without_none(given))
 
-    def _fit_posterior(self, data: Labeled, plan: DescentSettings, seed: int, checkpoints: Any, force: bool) -> None:
+    def _fit_posterior(
+        self, data: Labeled, plan: DescentSettings, seed: int, checkpoints: Any, ignore_mismatch: bool
+    ) -> type[BaseException] | None:
         """Train the machine by backpropagation, with the discriminative or the hybrid loss."""
         machine = self.machine_
         start_rng, order_rng, chain_rng = RandomSource(seed).split(3)
@@ -226,7 +245,7 @@ class ClassificationMVRBM(ArrayClassifier):
             for parameter in frozen:
                 parameter.requires_grad_(False)
             with sensible_threads(machine, plan.batch_size):
-                self.history_ = descend(
+                found = descend(
                     machine,
                     decaying,
                     lambda rows: self._loss(data, rows, chain_rng),
@@ -234,11 +253,13 @@ class ClassificationMVRBM(ArrayClassifier):
                     plan,
                     order_rng,
                     draws_from=(chain_rng,),
-                    checkpoint=stored_descent(checkpoints, self, plan, data, force),
+                    checkpoint=stored_descent(checkpoints, self, plan, data, ignore_mismatch),
                 )
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(True)
+        self.history_ = found.history
+        return found.interrupt
 
     def _loss(self, data: Labeled, rows: Tensor, rng: RandomSource) -> Tensor:
         """Return the weighted sum of the losses of the samples with the given indices."""

@@ -122,27 +122,28 @@ class DeepMVRBM(SingleLayerRBM):
         callbacks: Sequence[Callback] = (),
         resume: Any = None,
         *,
-        force: bool = False,
+        ignore_mismatch: bool = False,
         open_ended: bool = False,
     ) -> None:
         sources = self._rng().split(len(self.machines_))
         history: list[dict[str, float]] = []
         epochs_before = self.n_epochs_
         trained_before = [trainer.epoch for trainer in run.trainers]
-        try:
-            for number, trainer in enumerate(run.trainers):
-                resumed = resume is not None and trainer.resume(layer_folder(resume, number), force=force)
-                first = 0 if resumed else trainer.epoch
-                last = first + n_epochs
-                trainer.planned_epochs = 0 if open_ended else last
-                own_callbacks = [callback.for_layer(number) for callback in callbacks]
-                initialize = not (run.continues or resumed)
-                self._train_machine(number, trainer, run, first, last, own_callbacks, sources[number], initialize)
-                history += [{"layer": number, **row} for row in trainer.history]
-        finally:
-            self.history_ = history
-            trained = zip(run.trainers, trained_before, strict=True)
-            self.n_epochs_ = epochs_before + min(trainer.epoch - before for trainer, before in trained)
+        for number, trainer in enumerate(run.trainers):
+            folder = None if resume is None else layer_folder(resume, number)
+            resumed = folder is not None and trainer.resume(folder, ignore_mismatch=ignore_mismatch)
+            first = 0 if resumed else trainer.epoch
+            last = first + n_epochs
+            trainer.planned_epochs = 0 if open_ended else last
+            own_callbacks = [callback.for_layer(number) for callback in callbacks]
+            initialize = not (run.continues or resumed)
+            self._train_machine(number, trainer, run, first, last, own_callbacks, sources[number], initialize)
+            history += [{"layer": number, **row} for row in trainer.history]
+            if trainer.interrupted:
+                break
+        self.history_ = history
+        trained = zip(run.trainers, trained_before, strict=True)
+        self.n_epochs_ = epochs_before + min(trainer.epoch - before for trainer, before in trained)
 
     def _train_machine(
         self,
@@ -165,6 +166,8 @@ class DeepMVRBM(SingleLayerRBM):
             data = self._training_data(run.layers, number, rng)
             if not fed_by_samples or stop > done or stop == last:
                 self._train(trainer, {VISIBLE: data}, stop, None, callbacks, initialize=initialize)
+            if trainer.interrupted:
+                return
 
     @torch.no_grad()
     def _training_data(self, layers: Mapping[str, Any], number: int, rng: RandomSource) -> Any:

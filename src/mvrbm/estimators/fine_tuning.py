@@ -28,11 +28,12 @@ from mvrbm.estimators.labels import Labeled
 from mvrbm.estimators.network import StructuredNetwork, class_distance, virtual_adversarial_loss
 from mvrbm.estimators.parameters import seed_of, unit_named
 from mvrbm.estimators.persistence import stored_descent
+from mvrbm.estimators.undo import undo_on_error
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.progress import listening
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_stack, write_machines
-from mvrbm.training.backprop import assign, descend
+from mvrbm.training.backprop import DescentResult, assign, descend
 from mvrbm.training.callbacks import Checkpoint
 from mvrbm.units import Unit
 from mvrbm.validation import number, whole_number
@@ -114,7 +115,7 @@ class FineTunedClassifier(ArrayClassifier):
         unlabeled: Any = None,
         stack: DeepMVRBM | None = None,
         checkpoints: Any = None,
-        force: bool = False,
+        ignore_mismatch: bool = False,
     ) -> Self:
         r"""Train the classifier on labeled data.
 
@@ -134,7 +135,7 @@ class FineTunedClassifier(ArrayClassifier):
         checkpoints : path, optional
             Checkpoint folder. The state is saved after each epoch. If the folder contains checkpoints, training resumes
             from them.
-        force : bool, default=False
+        ignore_mismatch : bool, default=False
             Whether to resume from checkpoints even if they were saved with different data or settings. If False, such
             checkpoints raise an error.
 
@@ -142,7 +143,28 @@ class FineTunedClassifier(ArrayClassifier):
         -------
         self : object
             Fitted estimator.
+
+        Notes
+        -----
+        Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
+        respectively. The classifier trained so far can then be used, unless it was still being pretrained. In that
+        case, or after an error, the classifier is the same as before `fit`.
         """
+        with undo_on_error(self):
+            found = self._fit(X, y, sample_weight, unlabeled, stack, checkpoints, ignore_mismatch)
+        found.raise_if_interrupted()
+        return self
+
+    def _fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        unlabeled: Any,
+        stack: DeepMVRBM | None,
+        checkpoints: Any,
+        ignore_mismatch: bool,
+    ) -> DescentResult:
         data = self._read_labeled(X, y, sample_weight, resolve_device(self.device))
         plan = self._plan(len(data.codes), self.learning_rate, self.patience if self.early_stopping else None)
         whole_number(self.pretraining, "pretraining", 0)
@@ -151,12 +173,14 @@ class FineTunedClassifier(ArrayClassifier):
         rng = RandomSource(seed_of(self.random_state))
         start_rng, split_rng, order_rng, dropout_rng, perturbation_rng = rng.split(5)
         train, held_out = self._split(data, split_rng)
-        self.network_ = self._initial_network(machines, train, unlabeled, stack, start_rng, checkpoints, force)
+        self.network_ = self._initial_network(
+            machines, train, unlabeled, stack, start_rng, checkpoints, ignore_mismatch
+        )
         loss = self._new_loss(train, unlabeled, plan.batch_size, dropped, dropout_rng, perturbation_rng)
         folder = None if checkpoints is None else Path(checkpoints) / "tuning"
         bar = _progress_bar(plan.n_epochs) if self.verbose else contextlib.nullcontext()
         with sensible_threads(self.network_.stack[0], plan.batch_size), bar:
-            self.history_ = descend(
+            found = descend(
                 self.network_,
                 self._decaying_parameters(),
                 loss,
@@ -166,9 +190,10 @@ class FineTunedClassifier(ArrayClassifier):
                 None if held_out is None else lambda: self._error_and_loss(held_out),
                 draws_from=(dropout_rng, perturbation_rng),
                 capturable=True,
-                checkpoint=stored_descent(folder, self, plan, data, force),
+                checkpoint=stored_descent(folder, self, plan, data, ignore_mismatch),
             )
-        return self
+        self.history_ = found.history
+        return found
 
     # -- the network before fine-tuning -----------------------------------------------------------
 
@@ -202,7 +227,7 @@ class FineTunedClassifier(ArrayClassifier):
         fitted: DeepMVRBM | None,
         rng: RandomSource,
         checkpoints: Any,
-        force: bool,
+        ignore_mismatch: bool,
     ) -> StructuredNetwork:
         """Return the network to fine-tune, with random weights, or with the weights of a pretrained or given stack."""
         if unlabeled is not None and not self.perturbation and (not self.pretraining or fitted is not None):
@@ -218,7 +243,7 @@ class FineTunedClassifier(ArrayClassifier):
             return network
         if fitted is None:
             samples = data.samples.cpu().numpy() if unlabeled is None else unlabeled
-            fitted = self._pretrained_stack(samples, checkpoints, force)
+            fitted = self._pretrained_stack(samples, checkpoints, ignore_mismatch)
             check_same(machines, fitted.machines_, "samples in unlabeled must have the same shape as samples in X")
         else:
             check_is_fitted(fitted)
@@ -231,11 +256,12 @@ class FineTunedClassifier(ArrayClassifier):
         network.center()
         return network
 
-    def _pretrained_stack(self, samples: Any, checkpoints: Any, force: bool) -> DeepMVRBM:
+    def _pretrained_stack(self, samples: Any, checkpoints: Any, ignore_mismatch: bool) -> DeepMVRBM:
         if checkpoints is None:
             return self._new_stack().fit(samples)
         folder = Path(checkpoints) / "pretraining"
-        return self._new_stack().fit(samples, callbacks=[Checkpoint(folder)], resume=folder, force=force)
+        callbacks = [Checkpoint(folder)]
+        return self._new_stack().fit(samples, callbacks=callbacks, resume=folder, ignore_mismatch=ignore_mismatch)
 
     # -- the loss ---------------------------------------------------------------------------------
 

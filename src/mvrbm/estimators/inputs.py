@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 from mvrbm.estimators.batches import Array, check_values, has_nan, model_dtype
 from mvrbm.estimators.labels import Labeled, label_vector
 from mvrbm.estimators.parameters import is_named, unit_named
-from mvrbm.estimators.persistence import restore_names, saved_names
+from mvrbm.estimators.persistence import forget_names, restore_names, saved_names
 from mvrbm.io.shards import DatasetRows, Rows
 from mvrbm.units import Unit
 from mvrbm.validation import as_shape
@@ -113,7 +113,9 @@ class ArrayInput:
         n_features = math.prod(X.shape[1:])
         if not reset and n_features != self.n_features_in_:
             raise ValueError(f"samples must have shape {self.visible_shape_}, got {X.shape[1:]}")
-        self.n_features_in_ = n_features
+        if reset:
+            forget_names(self)
+            self.n_features_in_ = n_features
         return X, labels
 
     def _sample_shape(self, n_features: int, array_shape: tuple[int, ...] | None) -> tuple[int, ...]:

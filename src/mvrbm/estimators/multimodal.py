@@ -149,7 +149,7 @@ class MMVRBM(ArrayRBM):
         self, trainer: Trainer, data: Any, n_epochs: int, known: Any, callbacks: Sequence[Callback], *, initialize: bool
     ) -> None:
         super()._train(trainer, data, n_epochs, known, callbacks, initialize=initialize)
-        if len(self._labels) == 1 and known is None:
+        if len(self._labels) == 1 and known is None and not trainer.interrupted:
             (name,) = self._labels
             match_labels(trainer, name, torch.from_numpy(np.asarray(data[name]).mean(0)), self._rng())
 

@@ -19,8 +19,9 @@ from mvrbm.estimators.base import as_rows
 from mvrbm.estimators.batches import ROWS_AT_ONCE, Array, batches
 from mvrbm.estimators.inputs import VISIBLE
 from mvrbm.estimators.parameters import unit_named
-from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names
+from mvrbm.estimators.persistence import SavedEstimator, forget_names, restore_names, saved_names
 from mvrbm.estimators.rbm import TVRBM
+from mvrbm.estimators.undo import undo_on_error
 from mvrbm.io.shards import Shards
 from mvrbm.likelihood.masked import block_masks, masked_errors
 from mvrbm.random import RandomSource
@@ -153,7 +154,16 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         -------
         self : object
             Fitted estimator.
+
+        Notes
+        -----
+        If `fit` raises an exception, including KeyboardInterrupt, the detector is the same as before.
         """
+        with undo_on_error(self):
+            self._fit(X)
+        return self
+
+    def _fit(self, X: Any) -> None:
         self._check_parameters()
         data = self._read(X, reset=True)
         if len(data) < 2:
@@ -167,7 +177,6 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         error, variance = self._means(references, check=False)
         self.dispersion_ = float(error.mean() / max(variance.mean(), np.finfo(variance.dtype).tiny))
         self.offset_ = self._threshold(self.dispersion_ * variance - error)
-        return self
 
     def _threshold(self, scores: Array) -> float:
         """Return the score threshold, given the scores of the training samples."""
@@ -259,6 +268,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         if given.ndim > 2 and not reset and tuple(given.shape[1:]) != self.visible_shape_:
             raise ValueError(f"samples must have shape {self.visible_shape_}, got {tuple(given.shape[1:])}")
         if isinstance(X, Shards):
+            if reset:
+                forget_names(self)
             return X
         rows = given.reshape(len(given), math.prod(given.shape[1:])) if given.ndim > 2 else X
         dtype = None if getattr(given, "dtype", None) == np.uint8 else [np.float64, np.float32]

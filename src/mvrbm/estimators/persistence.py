@@ -52,16 +52,17 @@ class SavedEstimator(BaseEstimator):
         learned = nn.ModuleList(part for part in vars(self).values() if isinstance(part, nn.Module))
         return sum(parameter.numel() for parameter in learned.parameters() if parameter.requires_grad)
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Save the fitted model to a folder and return the path of the folder.
 
-        Use :func:`mvrbm.load` to load the model. If the folder already contains a model, that model is replaced.
+        Use :func:`mvrbm.load` to load the model. If the folder already contains a model, `overwrite=True` replaces that
+        model, and otherwise StorageError is raised. A folder that contains other files is never replaced.
         """
-        return self._save(folder)
+        return self._save(folder, overwrite)
 
-    def save_pretrained(self, folder: str | os.PathLike[str], **card: Any) -> Path:
+    def save_pretrained(self, folder: str | os.PathLike[str], *, overwrite: bool = False, **card: Any) -> Path:
         """Save the fitted model with a model card and return the path. See :func:`mvrbm.save_pretrained`."""
-        return self._save(folder, ModelCard(**card))
+        return self._save(folder, overwrite, ModelCard(**card))
 
     def push_to_hub(self, name: str, **options: Any) -> str:
         """Upload the fitted model and a model card to the Hugging Face Hub. Return the URL of the commit.
@@ -70,12 +71,12 @@ class SavedEstimator(BaseEstimator):
         """
         return push_to_hub(self, name, **options)
 
-    def _save(self, folder: str | os.PathLike[str], card: ModelCard | None = None) -> Path:
+    def _save(self, folder: str | os.PathLike[str], overwrite: bool, card: ModelCard | None = None) -> Path:
         check_is_fitted(self)
         world = World.here()
         with world.raise_together(StorageError, OSError):
             if world.is_main:
-                with replace_model(folder) as staging:
+                with replace_model(folder, overwrite=overwrite) as staging:
                     self._write(staging, {ESTIMATOR: self._description()})
                     if card is not None:
                         write_card(card, staging)
@@ -172,6 +173,11 @@ def saved_names(estimator: Any) -> list[str] | None:
     return None if names is None else list(map(str, names))
 
 
+def forget_names(estimator: Any) -> None:
+    """Forget the column names of earlier training data, because the new data has none."""
+    vars(estimator).pop("feature_names_in_", None)
+
+
 def restore_names(estimator: Any, names: Any) -> None:
     """Restore the column names of the training data, as returned by :func:`saved_names`."""
     if names is None:
@@ -182,12 +188,12 @@ def restore_names(estimator: Any, names: Any) -> None:
 
 
 def stored_descent(
-    folder: Any, estimator: Any, plan: DescentSettings, data: Sequence[Tensor], force: bool
+    folder: Any, estimator: Any, plan: DescentSettings, data: Sequence[Tensor], ignore_mismatch: bool
 ) -> DescentCheckpoint | None:
     """Return a checkpoint for an estimator trained by backpropagation, or None if `folder` is None.
 
     The checkpoint identifies the training run by the estimator's parameters, the training settings and a digest of the
-    data. If `force` is True, training can resume even if these have changed.
+    data. If `ignore_mismatch` is True, training can resume even if these have changed.
     """
     if folder is None:
         return None
@@ -197,4 +203,4 @@ def stored_descent(
     if not isinstance(estimator.random_state, int | np.integer):
         params["random_state"] = None  # the user did not choose the seed, so the run can be resumed with any seed
     identity = {**params, "plan": plan.identity(), "data": digest_of(*data)}
-    return DescentCheckpoint(Path(folder), identity, force)
+    return DescentCheckpoint(Path(folder), identity, ignore_mismatch)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from mvrbm.estimators.outliers import MVRBMOutlierDetector
+from mvrbm.estimators.undo import undo_on_error
 from mvrbm.extras import require
 
 
@@ -46,10 +47,11 @@ def _make_class() -> type:
 
         def fit(self, X: Any, y: Any = None) -> Self:
             """Train the detector and return it. `y` is ignored."""
-            self._set_n_classes(y)
-            self.detector_ = (MVRBMOutlierDetector() if self.detector is None else clone(self.detector)).fit(X)
-            self.decision_scores_ = self.decision_function(X)
-            self._process_decision_scores()
+            with undo_on_error(self):
+                self._set_n_classes(y)
+                self.detector_ = (MVRBMOutlierDetector() if self.detector is None else clone(self.detector)).fit(X)
+                self.decision_scores_ = self.decision_function(X)
+                self._process_decision_scores()
             return self
 
         def decision_function(self, X: Any) -> NDArray[np.floating[Any]]:

@@ -20,6 +20,7 @@ from sklearn.model_selection import ParameterGrid
 from mvrbm.distributed import World, single_process
 from mvrbm.errors import DivergenceError
 from mvrbm.estimators.array_rbm import ArrayRBM
+from mvrbm.estimators.undo import undo_on_error
 from mvrbm.training import Checkpoint, fit_together
 from mvrbm.training.trainer import Trainer
 from mvrbm.validation import number
@@ -100,7 +101,7 @@ class Sweep:
         self.validation_fraction = validation_fraction
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any = None, *, checkpoints: Any = None, force: bool = False) -> Sweep:
+    def fit(self, X: Any, y: Any = None, *, checkpoints: Any = None, ignore_mismatch: bool = False) -> Sweep:
         r"""Train all candidates and score them.
 
         Parameters
@@ -112,7 +113,7 @@ class Sweep:
         checkpoints : path, optional
             Checkpoint folder. Each candidate is saved after each epoch, and training resumes from existing checkpoints.
             With checkpoints, candidates are trained one after another.
-        force : bool, default=False
+        ignore_mismatch : bool, default=False
             Whether to resume from checkpoints even if they were saved with different data or settings. If False, such
             checkpoints raise an error.
 
@@ -120,8 +121,17 @@ class Sweep:
         -------
         self : object
             Fitted sweep.
+
+        Notes
+        -----
+        If `fit` raises an exception, including KeyboardInterrupt, the sweep is the same as before. With `checkpoints`,
+        another call to `fit` continues the training runs.
         """
-        X = np.asarray(X)
+        with undo_on_error(self):
+            self._fit(np.asarray(X), y, checkpoints, ignore_mismatch)
+        return self
+
+    def _fit(self, X: Any, y: Any, checkpoints: Any, ignore_mismatch: bool) -> None:
         kept, held = self._split(len(X))
         self.candidates_ = [Candidate(dict(params)) for params in ParameterGrid(self.grid)]
         world = World.here()
@@ -130,7 +140,7 @@ class Sweep:
             None if checkpoints is None else Path(checkpoints) / f"candidate-{index}"
             for index in range(len(self.candidates_))
         ]
-        self._train(self.candidates_[own], X[kept], folders[own], force)
+        self._train(self.candidates_[own], X[kept], folders[own], ignore_mismatch)
         labels = None if y is None else np.asarray(y)[held]
         for candidate in self.candidates_[own]:
             if not candidate.diverged:
@@ -142,7 +152,6 @@ class Sweep:
         if self.best_score_ == float("-inf"):
             raise DivergenceError(f"all {len(self.candidates_)} training runs diverged: use lower learning rates")
         self.best_estimator_ = self._share_estimator(best, world, X[kept])
-        return self
 
     def _split(self, n: int) -> tuple[Any, Any]:
         """Return the indices of the training samples and of the held-out samples."""
@@ -156,14 +165,16 @@ class Sweep:
     def _score(self, fitted: Any, X: Any, y: Any) -> float:
         return float(fitted.score(X) if self.scoring is None else self.scoring(fitted, X, y))
 
-    def _train(self, candidates: Sequence[Candidate], X: Any, folders: Sequence[Path | None], force: bool) -> None:
+    def _train(
+        self, candidates: Sequence[Candidate], X: Any, folders: Sequence[Path | None], ignore_mismatch: bool
+    ) -> None:
         trainers: list[Trainer] = []
         data: list[dict[str, Any]] = []
         for candidate, folder in zip(candidates, folders, strict=True):
             candidate.estimator, trainer, layers = self._prepared(candidate.params, X)
             if folder is not None:
                 trainer.callbacks = [Checkpoint(folder)]
-                trainer.resume(folder, force=force)
+                trainer.resume(folder, ignore_mismatch=ignore_mismatch)
             trainers.append(trainer)
             data.append(data[0] if data else layers)  # all candidates share one copy of the data
         outcomes = fit_together(trainers, data, initialize=True)

@@ -25,6 +25,7 @@ from mvrbm.estimators.base import to_array
 from mvrbm.estimators.batches import ROWS_AT_ONCE, Array
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names
+from mvrbm.estimators.undo import undo_on_error
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import read_machine, register, write_machine
 from mvrbm.training.callbacks import Callback, ProgressBar
@@ -109,6 +110,8 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         Biases of the topics.
     n_epochs_ : int
         Number of epochs that the model has been trained for.
+    interrupted_ : bool
+        Whether Ctrl-C or SIGTERM stopped training.
 
     Notes
     -----
@@ -145,9 +148,16 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         self.machine_ = machine.to(resolve_device(self.device))
         self.trainer_: Trainer | None = None
         self.n_epochs_ = 0
+        self.interrupted_ = False
 
     def fit(
-        self, X: Any, y: Any = None, *, callbacks: Sequence[Callback] = (), resume: str | os.PathLike[str] | None = None
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        resume: str | os.PathLike[str] | None = None,
+        ignore_mismatch: bool = False,
     ) -> Self:
         """Train the model on documents.
 
@@ -162,6 +172,9 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
             Callbacks to pass to the trainer. See :mod:`mvrbm.training`.
         resume : path, optional
             Checkpoint folder. If the folder contains checkpoints, training resumes from the most recent one.
+        ignore_mismatch : bool
+            Whether to resume from a checkpoint even if it was saved with different data or settings. If False, such a
+            checkpoint raises an error.
 
         Returns
         -------
@@ -170,25 +183,38 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
 
         Notes
         -----
-        Ctrl-C stops training after the current update and raises KeyboardInterrupt. The partially trained model remains
-        usable.
+        Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
+        respectively. The model trained so far can then be used, and `interrupted_` is True. After an error or a second
+        Ctrl-C, the model is the same as before `fit`.
         """
         continues = self.warm_start and hasattr(self, "machine_")
-        counts = self._prepare(X, continues=continues)
-        n_epochs = whole_number(self.n_epochs, "n_epochs")
-        decay = functools.partial(LinearLR, start_factor=1, end_factor=0, total_iters=n_epochs)
-        self.trainer_ = self._new_trainer(decay)
-        resumed = resume is not None and self.trainer_.resume(resume)
-        return self._train(counts, n_epochs, callbacks, initialize=not (continues or resumed))
+        with undo_on_error(self, [self.machine_] if continues else []):
+            counts = self._prepare(X, continues=continues)
+            n_epochs = whole_number(self.n_epochs, "n_epochs")
+            decay = functools.partial(LinearLR, start_factor=1, end_factor=0, total_iters=n_epochs)
+            trainer = self._new_trainer(decay)
+            resumed = resume is not None and trainer.resume(resume, ignore_mismatch=ignore_mismatch)
+            self._train(trainer, counts, n_epochs, callbacks, initialize=not (continues or resumed))
+        trainer.raise_if_interrupted()
+        return self
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Train for one more epoch on the given documents, with a constant learning rate, and return the estimator."""
         continues = hasattr(self, "machine_")
-        counts = self._prepare(X, continues=continues)
-        if self.trainer_ is None or self.trainer_.scheduler is not None:
-            self.trainer_ = self._new_trainer(None)
-        self.trainer_.restart_epoch()  # an interrupted epoch may have used different documents
-        return self._train(counts, self.trainer_.epoch + 1, (), initialize=not continues)
+        former = self.trainer_ if continues else None
+        n_updates = 0 if former is None else former.update
+        try:
+            with undo_on_error(self, [self.machine_] if continues else []):
+                counts = self._prepare(X, continues=continues)
+                trainer = self._new_trainer(None) if former is None or former.scheduler is not None else former
+                trainer.restart_epoch()  # an interrupted epoch may have used different documents
+                self._train(trainer, counts, trainer.epoch + 1, (), initialize=not continues)
+        except BaseException:
+            if former is not None and former.update != n_updates:
+                self.trainer_ = None  # its state belongs to the discarded parameters
+            raise
+        trainer.raise_if_interrupted()
+        return self
 
     def _prepare(self, X: Any, *, continues: bool) -> Any:
         """Validate documents and return the word counts. Create a new machine unless training continues."""
@@ -211,21 +237,23 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         )
         optimizer = functools.partial(Adam, lr=rate, betas=_ADAM_BETAS)
         seed = seed_of(self.random_state)
-        return Trainer(self.machine_, recipe, optimizer=optimizer, scheduler=scheduler, seed=seed)
+        trainer = Trainer(self.machine_, recipe, optimizer=optimizer, scheduler=scheduler, seed=seed)
+        if not isinstance(self.random_state, int | np.integer):
+            trainer.seed = None  # the user did not choose the seed, so checkpoints with any seed can be resumed
+        return trainer
 
-    def _train(self, counts: Any, n_epochs: int, callbacks: Sequence[Callback], *, initialize: bool) -> Self:
-        trainer = self.trainer_
-        assert trainer is not None  # for mypy
+    def _train(
+        self, trainer: Trainer, counts: Any, n_epochs: int, callbacks: Sequence[Callback], *, initialize: bool
+    ) -> None:
         epochs_before = trainer.epoch
         trainer.callbacks = [*callbacks, *([ProgressBar()] if self.verbose else [])]
         try:
             trainer.fit({WORDS: DenseBatches(counts)}, n_epochs, initialize=initialize)
         finally:
             trainer.callbacks = []
-            self.n_epochs_ += trainer.epoch - epochs_before
-        if trainer.interrupted:
-            raise KeyboardInterrupt
-        return self
+        self.trainer_ = trainer
+        self.n_epochs_ += trainer.epoch - epochs_before
+        self.interrupted_ = trainer.interrupted
 
     # -- topics -----------------------------------------------------------------------------------
 

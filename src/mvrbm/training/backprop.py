@@ -22,7 +22,7 @@ from mvrbm.random import RandomSource
 from mvrbm.training.checkpoints import DescentCheckpoint
 from mvrbm.validation import choice, number, whole_number
 
-__all__ = ["DescentSettings", "Loss", "Score", "assign", "descend"]
+__all__ = ["DescentResult", "DescentSettings", "Loss", "Score", "assign", "descend"]
 
 #: Function that maps sample indices, of shape (m,), to the weighted sum of their losses (a scalar).
 Loss = Callable[[Tensor], Tensor]
@@ -88,6 +88,20 @@ class DescentSettings(NamedTuple):
         return self.learning_rate * (1 + math.cos(math.pi * update / n_updates)) / 2
 
 
+class DescentResult(NamedTuple):
+    """Result of gradient descent."""
+
+    #: Loss and scores for each epoch.
+    history: list[dict[str, float]]
+    #: Exception that `raise_if_interrupted` raises, or None if training was not interrupted.
+    interrupt: type[BaseException] | None
+
+    def raise_if_interrupted(self) -> None:
+        """Raise KeyboardInterrupt or SystemExit (code 143) if Ctrl-C or SIGTERM stopped training."""
+        if self.interrupt is not None:
+            raise self.interrupt
+
+
 def descend(
     module: nn.Module,
     decaying: Sequence[nn.Parameter],
@@ -100,7 +114,7 @@ def descend(
     draws_from: Sequence[RandomSource] = (),
     capturable: bool = False,
     checkpoint: DescentCheckpoint | None = None,
-) -> list[dict[str, float]]:
+) -> DescentResult:
     r"""Train a module in place by minimizing a loss with AdamW.
 
     Each update uses the gradient of :math:`\sum w_i \ell_i / (\bar w m)` over a batch, where `m` is the size of a full
@@ -133,13 +147,13 @@ def descend(
 
     Returns
     -------
-    list of dict
-        Loss and scores for each epoch.
+    DescentResult
+        History of the training run, and whether it was interrupted.
 
     Notes
     -----
-    Ctrl-C and SIGTERM stop training after the current update. The function then raises KeyboardInterrupt or
-    :class:`~mvrbm.interrupt.Terminated`, and the module keeps the parameters reached so far.
+    Ctrl-C and SIGTERM stop training after the current update. The module keeps the parameters reached so far. Call
+    :meth:`DescentResult.raise_if_interrupted` to raise the exception.
     """
     descent = _Descent(module, decaying, loss, weights, settings, draws_from)
     if checkpoint is not None:
@@ -158,9 +172,7 @@ def descend(
             if score is not None and descent.stops_after(score):
                 break
     descent.finish()
-    if interrupts:
-        raise interrupts[0]
-    return descent.progress.history
+    return DescentResult(descent.progress.history, interrupts[0] if interrupts else None)
 
 
 @dataclass

@@ -194,6 +194,11 @@ class Trainer:
         return _kept_backend.get(self.state)
 
     @property
+    def interrupt(self) -> type[BaseException] | None:
+        """Exception that :meth:`raise_if_interrupted` raises, or None if no signal stopped the most recent `fit`."""
+        return self._interrupt
+
+    @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C or SIGTERM stopped the most recent `fit`. See :meth:`raise_if_interrupted`."""
         return self._interrupt is not None
@@ -547,23 +552,25 @@ class Trainer:
             raise StorageError("the checkpoint to resume from has not been restored yet: call fit before save")
         return checkpoints.save(self.state, self._description(), folder, keep)
 
-    def resume(self, folder: str | PathLike[str], *, force: bool = False) -> bool:
+    def resume(self, folder: str | PathLike[str], *, ignore_mismatch: bool = False) -> bool:
         """Make the next `fit` resume from the most recent checkpoint in `folder`. Return False if there is none.
 
         The number of epochs may differ from the number in the checkpoint. If the recipe, seed, optimizer or data
-        differ, this method or `fit` raises :class:`~mvrbm.errors.StorageError`, or issues a warning if `force` is True.
+        differ, this method or `fit` raises :class:`~mvrbm.errors.StorageError`. If `ignore_mismatch` is True, they
+        issue a warning instead.
         """
         with self.world.raise_together(StorageError):
             found = checkpoints.newest(folder) if self.world.is_main else None
         chosen = self.world.broadcast_text("" if found is None else found.name)
         if chosen:
-            self.resume_from(Path(folder) / chosen, force=force)
+            self.resume_from(Path(folder) / chosen, ignore_mismatch=ignore_mismatch)
         return bool(chosen)
 
-    def resume_from(self, path: Path, *, force: bool = False) -> None:
+    def resume_from(self, path: Path, *, ignore_mismatch: bool = False) -> None:
         """Make the next `fit` resume from the checkpoint at `path`. See :meth:`resume`."""
         with self.world.raise_together(StorageError):
-            self._to_restore = checkpoints.read(path, self.machine, self.requested_recipe, force=force)
+            recipe = self.requested_recipe
+            self._to_restore = checkpoints.read(path, self.machine, recipe, ignore_mismatch=ignore_mismatch)
 
     def _description(self) -> checkpoints.RunDescription:
         """Return a description of this training run for checkpoints."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mvrbm.devices import resolve_device
+from mvrbm.estimators.undo import undo_on_error
 from mvrbm.extras import require
 from mvrbm.saving import register
 from mvrbm.validation import choice, number, whole_number
@@ -192,7 +193,7 @@ class PhotoDenoiser(StageEstimator):
             {**same, "patch": int(patch), "stride": int(stride)} for patch, stride in zip(*self._sides(), strict=True)
         ]
 
-    def fit(self, images: Any, y: Any = None, *, checkpoints: Any = None, force: bool = False) -> Self:
+    def fit(self, images: Any, y: Any = None, *, checkpoints: Any = None, ignore_mismatch: bool = False) -> Self:
         """Train the denoiser on clean images, to which simulated noise is added.
 
         Parameters
@@ -204,15 +205,24 @@ class PhotoDenoiser(StageEstimator):
             Ignored.
         checkpoints : path, optional
             Folder to save checkpoints to after each epoch, and to resume training from.
-        force : bool
+        ignore_mismatch : bool
             Whether to resume from checkpoints that were saved with other images or settings. If False, an error is
             raised for such checkpoints.
+
+        Notes
+        -----
+        Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
+        respectively. The model trained so far can then be used. After an error, the model is the same as before.
         """
         self.check()
         arrays = training_images(images)
-        self.stages_ = self._new_symmetric(self._shapes(), self._seeds(1)[0])
-        self.history_ = []
-        self._train(arrays, self.training_steps, self.simulation(), _KINDS[self.kind].crop, checkpoints, force)
+        with undo_on_error(self):
+            self.stages_ = self._new_symmetric(self._shapes(), self._seeds(1)[0])
+            self.history_ = []
+            crop = _KINDS[self.kind].crop
+            interrupt = self._train(arrays, self.training_steps, self.simulation(), crop, checkpoints, ignore_mismatch)
+        if interrupt is not None:
+            raise interrupt
         return self
 
     def simulation(self) -> Simulation:

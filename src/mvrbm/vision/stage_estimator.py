@@ -14,7 +14,7 @@ from mvrbm.devices import resolve_device
 from mvrbm.estimators.persistence import SavedEstimator, stored_descent
 from mvrbm.random import RandomSource
 from mvrbm.saving import CONFIG, FORMAT, FORMAT_VERSION, MODEL, STACK, read_config, read_tensors, write_tensors
-from mvrbm.training.backprop import descend
+from mvrbm.training.backprop import DescentResult, descend
 from mvrbm.vision.degradation import Simulation
 from mvrbm.vision.images import Array
 from mvrbm.vision.shipped import build_stages, stage_tensors
@@ -62,12 +62,20 @@ class StageEstimator(SavedEstimator):
         simulation: Simulation,
         crop: int,
         checkpoints: Any,
-        force: bool,
-    ) -> None:
-        """Run the training steps in order. Each step has its own subfolder of `checkpoints`."""
+        ignore_mismatch: bool,
+    ) -> type[BaseException] | None:
+        """Run the training steps in order. Each step has its own subfolder of `checkpoints`.
+
+        Return the exception to raise if a signal stopped training.
+        """
         for number, step in enumerate(steps, 1):
             folder = None if checkpoints is None else Path(checkpoints) / f"step-{number}-{step.objective}"
-            self._run_step(images, step, simulation, crop, self._seeds(4 + 3 * number)[-3:], folder, force)
+            seeds = self._seeds(4 + 3 * number)[-3:]
+            found = self._run_step(images, step, simulation, crop, seeds, folder, ignore_mismatch)
+            self.history_ = [*self.history_, *found.history]
+            if found.interrupt is not None:
+                return found.interrupt
+        return None
 
     def _run_step(
         self,
@@ -77,8 +85,8 @@ class StageEstimator(SavedEstimator):
         crop: int,
         seeds: Sequence[int],
         folder: Path | None,
-        force: bool,
-    ) -> None:
+        ignore_mismatch: bool,
+    ) -> DescentResult:
         plan = step.check()
         cut_seed, order_seed, noise_seed = seeds
         device = self.stages_.device
@@ -94,19 +102,18 @@ class StageEstimator(SavedEstimator):
             objective = divergence_loss if step.objective == "divergence" else image_loss
             loss, weights = objective(self.stages_, simulation, crops, noise)
         data = (*self.stages_.parameters(), *(torch.as_tensor(np.asarray(image, np.float32)) for image in images))
-        kept = stored_descent(folder, self, plan, data, force)
+        kept = stored_descent(folder, self, plan, data, ignore_mismatch)
         order = RandomSource(order_seed)
         product = torch.bfloat16 if device.type == "cuda" else torch.float32
         try:
             for stage in self.stages_:
                 stage.product = product
-            rows = descend(
+            return descend(
                 self.stages_, [], loss, weights, plan, order, draws_from=(noise,), capturable=True, checkpoint=kept
             )
         finally:
             for stage in self.stages_:
                 stage.product = torch.float32
-        self.history_ = [*self.history_, *rows]
 
     def _first(self) -> Stage:
         return next(iter(self.stages_))

@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
+from mvrbm.estimators.undo import undo_on_error
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.saving import ESTIMATOR, load, read_machine, register, write_machine
@@ -257,7 +258,7 @@ class SuperResolver(StageEstimator):
         *,
         callbacks: Sequence[Callback] = (),
         checkpoints: Any = None,
-        force: bool = False,
+        ignore_mismatch: bool = False,
     ) -> Self:
         """Train the model on high-resolution images.
 
@@ -274,21 +275,41 @@ class SuperResolver(StageEstimator):
             :mod:`mvrbm.training`.
         checkpoints : path, optional
             Folder to save checkpoints to after each epoch, and to resume training from.
-        force : bool
+        ignore_mismatch : bool
             Whether to resume from checkpoints that were saved with other images or settings. If False, an error is
             raised for such checkpoints.
+
+        Notes
+        -----
+        Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
+        respectively. The model trained so far can then be used. After an error, the model is the same as before.
         """
         self.check()
         arrays = training_images(images)
+        with undo_on_error(self):
+            interrupt = self._fit(arrays, callbacks, checkpoints, ignore_mismatch)
+        if interrupt is not None:
+            raise interrupt
+        return self
+
+    def _fit(
+        self, images: Sequence[Array], callbacks: Sequence[Callback], checkpoints: Any, ignore_mismatch: bool
+    ) -> type[BaseException] | None:
+        """Train new stages, and return the exception to raise if a signal stopped training."""
         if self.symmetric:
             self.stages_ = self._new_symmetric(self._shapes(), self._seeds(1)[0])
             self.history_ = []
         else:
-            self._fit_machine(arrays, callbacks, None if checkpoints is None else Path(checkpoints) / "fit", force)
-        self._train(arrays, self.training_steps, self.simulation(), _CROP * self.scale, checkpoints, force)
-        return self
+            folder = None if checkpoints is None else Path(checkpoints) / "fit"
+            interrupt = self._fit_machine(images, callbacks, folder, ignore_mismatch)
+            if interrupt is not None:
+                return interrupt
+        crop = _CROP * self.scale
+        return self._train(images, self.training_steps, self.simulation(), crop, checkpoints, ignore_mismatch)
 
-    def fine_tune(self, images: Any, step: TrainingStep, *, checkpoints: Any = None, force: bool = False) -> Self:
+    def fine_tune(
+        self, images: Any, step: TrainingStep, *, checkpoints: Any = None, ignore_mismatch: bool = False
+    ) -> Self:
         """Continue training a fitted model with an additional training step.
 
         Parameters
@@ -297,13 +318,22 @@ class SuperResolver(StageEstimator):
             High-resolution images. See `fit`.
         step : TrainingStep
             Settings for the additional training step.
-        checkpoints, force
+        checkpoints, ignore_mismatch
             See `fit`.
+
+        Notes
+        -----
+        Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
+        respectively. The model trained so far can then be used. After an error, the model is the same as before.
         """
         check_is_fitted(self)
         self.check()
         arrays = training_images(images)
-        self._train(arrays, [step], self.simulation(), _CROP * self.scale, checkpoints, force)
+        with undo_on_error(self, [self.stages_]):
+            crop = _CROP * self.scale
+            interrupt = self._train(arrays, [step], self.simulation(), crop, checkpoints, ignore_mismatch)
+        if interrupt is not None:
+            raise interrupt
         return self
 
     def simulation(self) -> SimulatedReduction:
@@ -311,8 +341,8 @@ class SuperResolver(StageEstimator):
         return SimulatedReduction(self.scale, self.back_projection)
 
     def _fit_machine(
-        self, images: Sequence[Array], callbacks: Sequence[Callback], folder: Path | None, force: bool
-    ) -> None:
+        self, images: Sequence[Array], callbacks: Sequence[Callback], folder: Path | None, ignore_mismatch: bool
+    ) -> type[BaseException] | None:
         """Train a plain machine by contrastive divergence."""
         cut_seed, seed = self._seeds(2)
         machine = self._new_machine()
@@ -327,11 +357,11 @@ class SuperResolver(StageEstimator):
         trainer = Trainer(machine, recipe, callbacks=shown, seed=seed)
         if folder is not None:
             trainer.callbacks = [*shown, Checkpoint(folder)]
-            trainer.resume(folder, force=force)
+            trainer.resume(folder, ignore_mismatch=ignore_mismatch)
         trainer.fit(data, initialize=True)
         self.use_machine(machine)
         self.history_ = list(trainer.history)
-        trainer.raise_if_interrupted()
+        return trainer.interrupt
 
     def patch_layers(self, images: Any, n: int, seed: int = 0) -> dict[str, torch.Tensor]:
         """Extract up to `n` random patches from images and return the five visible layers of the first stage.

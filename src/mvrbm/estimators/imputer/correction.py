@@ -208,10 +208,11 @@ class CorrectionTrainer:
             patience=None,
         )
         weights_of_samples = torch.ones(len(x), dtype=x.dtype)
-        history = descend(
+        found = descend(
             correction, (), self._loss(correction), weights_of_samples, plan, self.rng, self._score(correction)
         )
-        error = min(row["validation_error"] for row in history)
+        found.raise_if_interrupted()
+        error = min(row["validation_error"] for row in found.history)
         self.report(f"correction by {self.hidden} units, {filled} output, {n_epochs} epochs", error)
         return error, correction
 

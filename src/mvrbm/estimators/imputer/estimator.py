@@ -27,6 +27,7 @@ from mvrbm.estimators.imputer.selection import choose_factors, entry_weights, fi
 from mvrbm.estimators.imputer.table import TableEncoding
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names
+from mvrbm.estimators.undo import undo_on_error
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_machines, register, write_machines
@@ -152,7 +153,16 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         -------
         self : object
             Fitted estimator.
+
+        Notes
+        -----
+        If `fit` raises an exception, including KeyboardInterrupt, the imputer is the same as before.
         """
+        with undo_on_error(self):
+            self._fit(X)
+        return self
+
+    def _fit(self, X: Any) -> None:
         self._check_parameters()
         rng = RandomSource(seed_of(self.random_state))
         rows = self._read(X, reset=True)
@@ -180,7 +190,6 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         self._calibration = self._predictor.calibration(samples)
         used = "no correction" if correction is None else "a correction"
         self._print(f"selected: sample_axes={self.sample_axes_}, n_factors={self.n_factors_}, {used}")
-        return self
 
     def _check_parameters(self) -> None:
         choice(self.correction, "correction", _CORRECTIONS)

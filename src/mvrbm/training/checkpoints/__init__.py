@@ -1,10 +1,23 @@
 """Checkpoints for saving training runs. Resumed runs give bit-identical results.
 
 `runs` saves and restores training with a :class:`~mvrbm.training.Trainer`. `descents` saves and restores gradient
-descent with backpropagation (:mod:`mvrbm.training.backprop`). `checks` validates the contents of both.
+descent with backpropagation (:mod:`mvrbm.training.backprop`). `checks` validates the contents of both. `folders` finds
+and removes the checkpoints of earlier training runs.
 """
 
 from mvrbm.training.checkpoints.descents import DescentCheckpoint, digest_of
+from mvrbm.training.checkpoints.folders import remove_checkpoints, stored_checkpoints
 from mvrbm.training.checkpoints.runs import RunDescription, StoredRun, newest, read, read_settings, save
 
-__all__ = ["DescentCheckpoint", "RunDescription", "StoredRun", "digest_of", "newest", "read", "read_settings", "save"]
+__all__ = [
+    "DescentCheckpoint",
+    "RunDescription",
+    "StoredRun",
+    "digest_of",
+    "newest",
+    "read",
+    "read_settings",
+    "remove_checkpoints",
+    "save",
+    "stored_checkpoints",
+]

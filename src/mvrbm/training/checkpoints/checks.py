@@ -104,14 +104,14 @@ def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[s
     return found
 
 
-def require_same_run(found: list[str], path: Path, *, force: bool) -> None:
+def require_same_run(found: list[str], path: Path, *, ignore_mismatch: bool) -> None:
     """Raise StorageError if `found` lists differences between the stored and the current training run.
 
-    If `force` is True, issue a warning instead.
+    If `ignore_mismatch` is True, issue a warning instead.
     """
     if not found:
         return
     message = f"{path} is a checkpoint from another training run: {'; '.join(found)}"
-    if not force:
-        raise StorageError(f"{message} (use --force or force=True to resume anyway)")
+    if not ignore_mismatch:
+        raise StorageError(f"{message} (use --ignore-mismatch or ignore_mismatch=True to resume anyway)")
     warnings.warn(f"{message}. Training is resumed anyway", UserWarning, stacklevel=2)

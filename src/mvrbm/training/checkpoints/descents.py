@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from mvrbm.errors import StorageError
-from mvrbm.io.atomic import replace_folder
+from mvrbm.io.atomic import recover_folder, replace_folder
 from mvrbm.saving import read_json, read_tensors, write_tensors
 from mvrbm.training.checkpoints.checks import (
     VALUE_ERRORS,
@@ -44,17 +44,17 @@ class DescentCheckpoint:
         Folder that contains the checkpoint.
     identity : mapping
         JSON-serializable values that identify the training run: its settings and a hash of the data.
-    force : bool
+    ignore_mismatch : bool
         Whether to resume from a checkpoint with a different identity. If True, a warning is issued.
     """
 
     folder: Path
     identity: Mapping[str, Any]
-    force: bool = False
+    ignore_mismatch: bool = False
 
     def save(self, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Save JSON-serializable values and tensors, replacing any existing checkpoint."""
-        with replace_folder(self.folder, _is_descent) as staging:
+        with replace_folder(self.folder, is_descent) as staging:
             content = json.dumps({**plain, "identity": self.identity}) + "\n"
             (staging / _PLAIN).write_text(content, encoding="utf-8")
             write_tensors(dict(tensors), staging / _TENSORS)
@@ -64,13 +64,14 @@ class DescentCheckpoint:
 
         `shapes` maps the name of each tensor that may be stored to its expected shape, or to None to allow any shape.
         """
-        if not (self.folder / _PLAIN).exists():
+        if not (recover_folder(self.folder) / _PLAIN).exists():
             return None
         plain = read_json(self.folder / _PLAIN, largest=None)
         stored = read_tensors(self.folder / _TENSORS)
         with self.damage_as_storage_error():
             _check(plain)
-            require_same_run(differences(plain["identity"], self.identity), self.folder, force=self.force)
+            found = differences(plain["identity"], self.identity)
+            require_same_run(found, self.folder, ignore_mismatch=self.ignore_mismatch)
             tensors = {name: tensor for name, tensor in stored.items() if not name.startswith(_FORMER_GENERATORS)}
             return plain, check_tensors(tensors, shapes, "tensors", complete=False)
 
@@ -102,5 +103,7 @@ def digest_of(*tensors: Tensor) -> str:
     return found.hexdigest()
 
 
-def _is_descent(folder: Path) -> bool:
-    return {entry.name for entry in folder.iterdir()} <= {_PLAIN, _TENSORS}
+def is_descent(folder: Path) -> bool:
+    """Return whether a folder contains the files of a checkpoint and nothing else."""
+    names = {entry.name for entry in folder.iterdir()}
+    return _PLAIN in names and names <= {_PLAIN, _TENSORS}

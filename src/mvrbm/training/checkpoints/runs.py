@@ -115,10 +115,10 @@ class RunDescription:
 
 def newest(folder: str | os.PathLike[str]) -> Path | None:
     """Return the path to the most recent checkpoint in a checkpoint folder, or None if there are no checkpoints."""
-    return next(reversed(_all_in(Path(folder))), None)
+    return next(reversed(all_in(Path(folder))), None)
 
 
-def _all_in(home: Path) -> list[Path]:
+def all_in(home: Path) -> list[Path]:
     """Return the paths to all checkpoints in a folder, oldest first."""
     if not home.is_dir():
         return []
@@ -163,7 +163,7 @@ def _write(
                 staging.rename(target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-        for old in _all_in(home)[:-keep]:
+        for old in all_in(home)[:-keep]:
             # Rename the folder before deleting it, so that every folder named `update-*` is complete at all times.
             doomed = old.rename(home / f"{_STAGING}{old.name}")
             shutil.rmtree(doomed, ignore_errors=True)
@@ -293,7 +293,7 @@ def _checked(plain: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, "settings": settings, "recipe_asked": Recipe.from_config(plain["recipe_asked"])}
 
 
-def read(path: Path, machine: BoltzmannMachine, recipe: Recipe, *, force: bool = False) -> StoredRun:
+def read(path: Path, machine: BoltzmannMachine, recipe: Recipe, *, ignore_mismatch: bool = False) -> StoredRun:
     """Read a checkpoint and load the stored parameters into the machine.
 
     Parameters
@@ -306,7 +306,7 @@ def read(path: Path, machine: BoltzmannMachine, recipe: Recipe, *, force: bool =
     recipe : Recipe
         Recipe as passed by the user. If it differs from the stored recipe in any setting except `n_epochs`,
         StorageError is raised.
-    force : bool
+    ignore_mismatch : bool
         Whether to issue a warning instead of raising StorageError if the checkpoint is from another training run.
     """
     plain = read_settings(path)
@@ -317,7 +317,7 @@ def read(path: Path, machine: BoltzmannMachine, recipe: Recipe, *, force: bool =
         raise StorageError(
             f"{path} is a checkpoint for another machine, with different settings for {', '.join(different)}"
         )
-    stored = StoredRun(plain, tensors, path, force)
+    stored = StoredRun(plain, tensors, path, ignore_mismatch)
     stored.require_same_recipe(recipe)
     machine.load_state_dict(saving.read_machine(path).state_dict())
     return stored
@@ -330,7 +330,7 @@ class StoredRun:
     plain: dict[str, Any]
     tensors: dict[str, Tensor]
     path: Path
-    force: bool = False
+    ignore_mismatch: bool = False
 
     @property
     def epoch(self) -> int:
@@ -340,20 +340,20 @@ class StoredRun:
     def require_same_recipe(self, recipe: Recipe) -> None:
         """Raise StorageError if the stored recipe differs in any setting except the number of epochs.
 
-        If `force` is True, issue a warning instead.
+        If `ignore_mismatch` is True, issue a warning instead.
         """
         before = self.plain["recipe_asked"].config()
         now = recipe.config()
         changed = sorted(key for key in {*before, *now} - {"n_epochs"} if before.get(key) != now.get(key))
         found = [f"{key} is {now.get(key)}, was {before.get(key)}" for key in changed]
-        require_same_run(found, self.path, force=self.force)
+        require_same_run(found, self.path, ignore_mismatch=self.ignore_mismatch)
 
     def restore(self, state: TrainState, run: RunDescription) -> None:
         """Restore the training state and the callback states.
 
         All processes must call this method together. If the checkpoint is from another training run, StorageError is
-        raised, or a warning is issued if `force` is True. If the data source cannot resume within an epoch, training
-        resumes at the beginning of the epoch.
+        raised, or a warning is issued if `ignore_mismatch` is True. If the data source cannot resume within an epoch,
+        training resumes at the beginning of the epoch.
         """
         same_processes = bool(self.plain["processes"] == run.world.size)
         common = run.source is None or run.source.common
@@ -362,7 +362,7 @@ class StoredRun:
             before = {**before, "data": None}
         found = differences(before, run.identity())
         with run.world.raise_together(StorageError):
-            require_same_run(found, self.path, force=self.force)
+            require_same_run(found, self.path, ignore_mismatch=self.ignore_mismatch)
             try:
                 self._restore(state, run)
             except VALUE_ERRORS as error:

@@ -1,0 +1,106 @@
+"""Outputs and checkpoints of the commands that train: --out, --log, --checkpoints, --resume and --force."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from mvrbm.cli import options as opt
+from mvrbm.cli.errors import UsageError
+
+# File in the checkpoint folder that contains the output paths of the training run. Resuming may replace these outputs.
+_OUTPUTS = "outputs.json"
+
+_RESUME_HELP = "Resume from the newest checkpoint in the folder --checkpoints."
+_MISMATCH_HELP = "With --resume: resume even if the checkpoint was saved with other data or settings."
+_FORCE_HELP = "Overwrite existing output. With --checkpoints: start again even if there are checkpoints."
+
+Folder = Annotated[Path | None, opt.new("Folder for saving a checkpoint after each epoch.", "--checkpoints")]
+Resume = Annotated[bool, opt.new(_RESUME_HELP, "--resume")]
+IgnoreMismatch = Annotated[bool, opt.new(_MISMATCH_HELP, "--ignore-mismatch")]
+Force = Annotated[bool, opt.new(_FORCE_HELP, "--force")]
+
+
+@dataclass(frozen=True)
+class Resuming:
+    """How a training command treats the results of an earlier run."""
+
+    out: Path | None
+    checkpoints: Path | None
+    resume: bool
+    ignore_mismatch: bool
+    force: bool
+    log: Path | None = None
+
+    def after_restart(self) -> Resuming:
+        """Resume if torchrun has restarted this process, because existing files come from the previous attempt."""
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+            return self
+        return replace(self, resume=self.checkpoints is not None, force=True)
+
+    def check(self) -> bool:
+        """Return whether there is a checkpoint to resume from. Raise an error if an output cannot be written."""
+        from mvrbm.io.atomic import check_folder, check_output
+        from mvrbm.training.checkpoints import stored_checkpoints
+
+        if self.resume and self.checkpoints is None:
+            raise UsageError("--resume requires --checkpoints FOLDER")
+        if self.ignore_mismatch and not self.resume:
+            raise UsageError("--ignore-mismatch requires --resume")
+        own = self._own_outputs()
+        if self.out is not None:
+            opt.check_model_out(self.out, self.force or str(self.out.resolve()) in own)
+            for option, path in (("--log", self.log), ("--checkpoints", self.checkpoints)):
+                if path is not None and self.out.resolve() in (path.resolve(), *path.resolve().parents):
+                    raise ValueError(
+                        f"{option} {path} is inside the model folder {self.out}: choose a path outside this folder"
+                    )
+        if self.log is not None:
+            check_output(self.log, self.force or str(self.log.resolve()) in own)
+        if self.checkpoints is None or not stored_checkpoints(check_folder(self.checkpoints)):
+            return False
+        if not (self.resume or self.force):
+            raise ValueError(
+                f"{self.checkpoints} contains checkpoints of an earlier run: use --resume to continue that run, or "
+                "--force to start again"
+            )
+        return self.resume
+
+    def begin(self) -> None:
+        """Prepare the checkpoint folder: remove earlier checkpoints unless the run resumes, and record the outputs.
+
+        Call this method after the data has been read, because the earlier checkpoints are lost.
+        """
+        from mvrbm.io.atomic import replace_file
+        from mvrbm.training.checkpoints import remove_checkpoints, stored_checkpoints
+
+        if self.checkpoints is None:
+            return
+        if not self.resume:
+            remove_checkpoints(self.checkpoints)
+        elif not stored_checkpoints(self.checkpoints):
+            opt.note(f"{self.checkpoints} contains no checkpoints: training starts from the beginning")
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        outputs = [str(path.resolve()) for path in (self.out, self.log) if path is not None]
+        with replace_file(self.checkpoints / _OUTPUTS) as file:
+            file.write(json.dumps({"outputs": outputs}).encode())
+
+    def _own_outputs(self) -> list[str]:
+        """Return the output paths of the run that is resumed, or an empty list if no run is resumed."""
+        from mvrbm.saving import read_json
+
+        if not self.resume or self.checkpoints is None or not (self.checkpoints / _OUTPUTS).is_file():
+            return []
+        found = read_json(self.checkpoints / _OUTPUTS).get("outputs")
+        return found if isinstance(found, list) else []
+
+    def interrupted(self, progress: str, cause: BaseException, *, saved: bool) -> opt.Interrupted:
+        """Return the exception that reports an interrupt. `progress` is appended to "interrupted" in the message."""
+        where = f"the partially trained model was saved to {self.out}" if saved else "no model was saved"
+        advice = "use --checkpoints to make training resumable"
+        if self.checkpoints is not None:
+            advice = "run the same command with --resume to continue"
+        return opt.Interrupted(f"interrupted{progress}: {where}; {advice}", cause)
