@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.torch import load_file
+from scipy import sparse
 
 import mvrbm as package
 from mvrbm import MMVRBM, MVRBM, RBM, DeepMVRBM, MVRBMClassifier, saving
@@ -130,7 +131,7 @@ def several_modalities():
 
 
 def machine_alone():
-    package.save(MVRBM((3, 2), n_epochs=1, device="cpu").fit(DATA).machine_, "model")
+    package.save(MVRBM((3, 2), n_epochs=1, device="cpu").fit(DATA).machine_, "model", overwrite=True)
 
 
 def nan_array():
@@ -548,7 +549,7 @@ def test_log_checkpoints_and_resuming(mvrbm):
     half = train + " --out half --log half.csv --checkpoints points"
     first = json.loads(ok(mvrbm(half, "--epochs", 2)))
     assert (first["epochs"], first["updates"], first["resumed"]) == (2, 12, False)
-    second = json.loads(ok(mvrbm(half, "--epochs", 4, "--force")))
+    second = json.loads(ok(mvrbm(half, "--epochs", 4, "--resume")))
     assert (second["epochs"], second["updates"], second["resumed"]) == (4, 24, True)
     assert Path("half/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
     rows = [[line.split(",")[:4] for line in Path(name).read_text().splitlines()] for name in ("whole.csv", "half.csv")]
@@ -556,12 +557,113 @@ def test_log_checkpoints_and_resuming(mvrbm):
     assert len(rows[0]) == 5
 
 
-def test_checkpoints_of_another_training_run_raise(mvrbm):
-    ok(mvrbm("train", "data.npy", "--hidden", "3x2", "--epochs", 1, "--out", "a", "--checkpoints", "points"))
-    code, _, err = mvrbm("train", "data.npy", "--hidden", "2x2", "--epochs", 2, "--out", "b", "--checkpoints", "points")
+def test_checkpoints_of_another_machine_raise(mvrbm):
+    train = "train data.npy --epochs 1 --checkpoints points"
+    ok(mvrbm(train, "--hidden", "3x2", "--out", "a"))
+    code, _, err = mvrbm(train, "--hidden", "2x2", "--out", "b", "--resume", "--ignore-mismatch")
     assert code == 1
     assert "another machine" in err
     assert not Path("b").exists()
+
+
+TRAIN = "train data.npy --hidden 3x2 --epochs 2 --batch-size 10 --seed 3 --quiet"
+TRAINING = {
+    "train": f"{TRAIN} --out new",
+    "labels": f"{TRAIN} --labels labels.npy --out new",
+    "sweep": f"{TRAIN} --sweep rank=1,2 --out new",
+    "stack": "train data.npy --init stack --epochs 2 --batch-size 10 --quiet --out new",
+    "topics": "topics counts.npz --topics 3 --epochs 2 --quiet --save new",
+}
+
+
+def resumable_inputs():
+    np.save("labels.npy", np.arange(len(DATA)) % 2)
+    DeepMVRBM(((3, 2), (2, 2)), n_epochs=1, random_state=0, device="cpu").fit(DATA).save("stack")
+    counts = np.random.default_rng(0).poisson(1.0, (40, 12))
+    sparse.save_npz("counts.npz", sparse.csr_matrix(counts))
+    sparse.save_npz("other.npz", sparse.csr_matrix(counts[::-1]))
+    np.save("other.npy", 1 - DATA)
+
+
+@pytest.mark.parametrize("kind", TRAINING)
+def test_earlier_checkpoints_are_resumed_or_replaced_only_on_request(mvrbm, kind):
+    """The commands must not resume on other data by accident, and must not lose a model or a checkpoint."""
+    resumable_inputs()
+    command = f"{TRAINING[kind]} --checkpoints points"
+    ok(mvrbm(command))
+    stored = content("points")
+    model = Path("new/model.safetensors").read_bytes()
+
+    code, _, err = mvrbm(command.replace("new", "another"))
+    assert (code, err.count("\n")) == (1, 1)
+    assert "points contains checkpoints of an earlier run: use --resume to continue that run, or --force" in err
+
+    other = command.replace("data.npy", "other.npy").replace("counts.npz", "other.npz")
+    code, _, err = mvrbm(other, "--resume")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "the data has different values (use --ignore-mismatch" in err
+    assert (Path("new/model.safetensors").read_bytes(), content("points")) == (model, stored)
+
+    ok(mvrbm(command, "--resume"))  # nothing is left to train
+    assert Path("new/model.safetensors").read_bytes() == model
+
+    code, _, err = mvrbm(other, "--resume", "--ignore-mismatch")
+    assert code == 0
+    assert "the data has different values. Training is resumed anyway" in err
+
+    ok(mvrbm(command, "--force"))  # starts again
+    assert Path("new/model.safetensors").read_bytes() == model
+    assert {path.name for path in Path("points").iterdir()} == {path.split("/")[1] for path in stored}
+
+
+def content(folder):
+    return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_resuming_replaces_only_the_outputs_of_the_same_run(mvrbm):
+    command = f"{TRAIN} --checkpoints points"
+    ok(mvrbm(command, "--out", "own", "--log", "own.csv"))
+    shutil.copytree("model", "mine")
+    before = content("mine")
+    Path("mine.csv").write_text("notes")
+    code, _, err = mvrbm(command, "--out", "mine", "--resume")
+    assert (code, content("mine")) == (1, before)
+    assert "mine exists: use --force" in err
+    code, _, err = mvrbm(command, "--out", "own", "--log", "mine.csv", "--resume")
+    assert (code, Path("mine.csv").read_text()) == (1, "notes")
+    assert "mine.csv exists: use --force" in err
+    ok(mvrbm(command, "--out", "own", "--log", "own.csv", "--resume"))
+    ok(mvrbm(command, "--out", "mine", "--resume", "--force"))  # resumes, and replaces the model
+    assert Path("mine/model.safetensors").read_bytes() == Path("own/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--resume", "--resume requires --checkpoints"),
+        ("--checkpoints points --ignore-mismatch", "--ignore-mismatch requires --resume"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["train", "topics"])
+def test_options_of_resuming_require_each_other(mvrbm, kind, options, message):
+    resumable_inputs()
+    code, _, err = mvrbm(f"{TRAINING[kind]} {options}")
+    assert code == 2
+    assert message in err
+    assert not Path("new").exists()
+
+
+def test_resuming_without_checkpoints_starts_from_the_beginning(mvrbm):
+    code, _, err = mvrbm(f"{TRAIN} --out new --checkpoints points --resume")
+    assert code == 0
+    assert "points contains no checkpoints: training starts from the beginning" in err
+
+
+def test_a_run_restarted_by_torchrun_resumes(mvrbm, monkeypatch):
+    command = f"{TRAIN} --out new --checkpoints points --json"
+    ok(mvrbm(command.replace("--epochs 2", "--epochs 1")))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert json.loads(ok(mvrbm(command)))["resumed"]
 
 
 def test_missing_entries(mvrbm):
@@ -838,20 +940,57 @@ def test_a_reader_that_goes_away_is_no_error(place):
     assert process.returncode in (0, 1)
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_the_batch_and_saves(place):
-    command = "train data.npy --hidden 3x2 --epochs 1000000 --out new --checkpoints points --device cpu"
+def interrupted(command, number, sign):
+    """Run a command, send a signal after the line `sign` on standard error, and return the code and the output."""
     process = subprocess.Popen(
         [sys.executable, "-m", "mvrbm", *command.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stderr.readline().startswith("epoch 1 of")  # it is training
-    process.send_signal(signal.SIGINT)
+    while not process.stderr.readline().startswith(sign):
+        assert process.poll() is None
+    process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    return process.returncode, out, err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_topics_are_shown_and_saved(place, number, code):
+    resumable_inputs()
+    command = "topics counts.npz --topics 3 --epochs 1000000 --device cpu"
+    found, out, err = interrupted(f"{command} --save new --checkpoints points", number, "epoch 1 of")
+    assert found == code
+    assert len(out.splitlines()) == 3
+    last = err.splitlines()[-1]
+    assert re.match(r"error: interrupted after .* epochs: the partially trained model was saved to new", last)
+    assert last.endswith("run the same command with --resume to continue")
+    assert package.load("new", "cpu").n_epochs_ > 0
+    found, _, err = interrupted(command, number, "epoch 1 of")
+    assert found == code
+    assert "no model was saved" in err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_an_interrupted_sweep_says_that_nothing_was_saved(place):
+    command = "train data.npy --hidden 3x2 --epochs 1000000 --sweep rank=1,2 --out new --checkpoints points"
+    process = subprocess.Popen([sys.executable, "-m", "mvrbm", *command.split()], stderr=subprocess.PIPE, text=True)
+    while not list(Path("points").glob("candidate-0/update-*")):
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "interrupted: no model was saved; run the same command with --resume to continue" in err
+    assert not Path("new").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_batch_and_saves(place):
+    command = "train data.npy --hidden 3x2 --epochs 1000000 --out new --checkpoints points --device cpu"
+    code, out, err = interrupted(command, signal.SIGINT, "epoch 1 of")
+    assert code == 130
     assert out.startswith("new: MVRBM")
     last = err.splitlines()[-1]
     assert last.startswith("error: interrupted after")
-    assert "run the same command with --force to resume training" in last
+    assert "run the same command with --resume to continue" in last
     assert "Traceback" not in err
     assert isinstance(package.load("new", "cpu"), MVRBM)
     assert any(Path("points").iterdir())

@@ -260,7 +260,7 @@ def denoise_train(
     ignore_mismatch: resuming.IgnoreMismatch = False,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
-    force: resuming.Force = False,
+    force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Train a photo denoiser on a folder of clean images, for use with `mvrbm denoise --model`.
@@ -416,7 +416,7 @@ def superres_train(
     quiet: opt.Quiet = False,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
-    force: resuming.Force = False,
+    force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Train a super-resolution model on a folder of images, for use with `mvrbm superres --model`.

@@ -14,14 +14,12 @@ from mvrbm.cli.errors import UsageError
 # File in the checkpoint folder that contains the output paths of the training run. Resuming may replace these outputs.
 _OUTPUTS = "outputs.json"
 
-_RESUME_HELP = "Resume from the newest checkpoint in the folder --checkpoints."
-_MISMATCH_HELP = "With --resume: resume even if the checkpoint was saved with other data or settings."
-_FORCE_HELP = "Overwrite existing output. With --checkpoints: start again even if there are checkpoints."
+_RESUME_HELP = "Resume from the newest checkpoint."
+_MISMATCH_HELP = "Resume although data or settings differ."
 
 Folder = Annotated[Path | None, opt.new("Folder for saving a checkpoint after each epoch.", "--checkpoints")]
 Resume = Annotated[bool, opt.new(_RESUME_HELP, "--resume")]
 IgnoreMismatch = Annotated[bool, opt.new(_MISMATCH_HELP, "--ignore-mismatch")]
-Force = Annotated[bool, opt.new(_FORCE_HELP, "--force")]
 
 
 @dataclass(frozen=True)

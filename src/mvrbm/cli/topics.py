@@ -34,7 +34,7 @@ def topics(
     epochs: Annotated[int, typer.Option(min=1, help="Number of epochs.")] = 50,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
-    force: resuming.Force = False,
+    force: opt.Force = False,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:

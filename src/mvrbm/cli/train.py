@@ -38,10 +38,7 @@ _CHAINS_HELP = "Number of chains for --negative pcd and tempered."
 _GIBBS_STEPS_HELP = "Number of Gibbs steps per update."
 _SHAPE_HELP = "Shape of a sample, if INPUT contains flattened samples."
 _LOG_HELP = "Write the metrics of each epoch to this CSV file."
-_SWEEP_HELP = (
-    "Train one model per combination of values, such as 'rank=1,2;batch_size=50,100', and save the model with the "
-    "best score on held-out samples."
-)
+_SWEEP_HELP = "Train all combinations of values, such as 'rank=1,2;batch_size=50,100', and save the best model."
 
 
 @dataclass(frozen=True)
@@ -81,15 +78,14 @@ def train(
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
-    force: resuming.Force = False,
+    force: opt.Force = False,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Train a model on samples and save it to a folder.
 
-    The recipe provides defaults for the number of epochs, the batch size, the learning rate and the sampling method.
-    Ctrl-C or SIGTERM stops training after the current batch and saves the model. If you use --checkpoints, running the
-    same command again with --resume continues training.
+        The recipe provides the defaults of the training options. Ctrl-C or SIGTERM stops training and saves the model.
+    With --checkpoints, the same command with --resume continues training.
     """
     layers: dict[str, Any] = {"rank": rank, "coupling": coupling, "visible": visible, "hidden_unit": hidden_unit}
     _check_layers(hidden, init, **layers)
