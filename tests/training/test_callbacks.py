@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mvrbm import BoltzmannMachine, Categorical, Dense, Gaussian
+from mvrbm import BoltzmannMachine, Categorical, DeepMVRBM, Dense, Gaussian
 from mvrbm.likelihood import log_likelihood
 from mvrbm.models import mvrbm
 from mvrbm.training import (
@@ -248,6 +248,60 @@ def test_early_stopping_waits_as_long_as_it_should(values, patience, larger, sto
     assert not trainer.interrupted
     trainer.fit(bits(), 6, initialize=True)
     assert trainer.epoch == stops_after  # it stays ended
+
+
+class Parameters(Callback):
+    """Keeps the parameters after every epoch."""
+
+    def __init__(self):
+        self.after = []
+
+    def on_epoch_end(self, trainer):
+        self.after.append([p.detach().clone() for p in trainer.machine.parameters()])
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize(
+    ("values", "best", "stops_after"),
+    [
+        ([5, 3, 4, 4, 4, 4], 2, 4),  # stops early
+        ([5, 6, 4, 3, 9, 9], 4, 6),  # reaches the last epoch
+        ([5, 4, 3, 2, 1, 0], 6, 6),  # the last epoch is the best
+    ],
+)
+def test_early_stopping_restores_the_best_parameters(backend, values, best, stops_after):
+    seen = Parameters()
+    stopping = EarlyStopping(patience=2, restore_best=True)
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[seen, stopping, Scripted(values)], backend=backend)
+    trainer.fit(bits(), 6, initialize=True)
+    assert trainer.epoch == stops_after
+    for p, expected in zip(trainer.machine.parameters(), seen.after[best - 1], strict=True):
+        assert torch.equal(p, expected)
+
+
+def test_the_last_parameters_are_kept_for_resuming_when_the_best_are_restored(tmp_path):
+    """A run that is resumed after its last epoch must continue as a run without a pause."""
+    values = [5, 3, 4, 2, 3, 3]
+
+    def run(folder, *epochs):
+        for n_epochs in epochs:
+            stopping = EarlyStopping(patience=5, restore_best=True)
+            callbacks = [Scripted(values), stopping, Checkpoint(folder)]
+            trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=callbacks)
+            trainer.resume(folder)
+            trainer.fit(bits(), n_epochs, initialize=True)
+        return trainer.machine
+
+    for one, other in zip(
+        run(tmp_path / "paused", 3, 6).parameters(), run(tmp_path / "whole", 6).parameters(), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_each_machine_of_a_stack_stops_separately():
+    stack = DeepMVRBM(((2, 2), (2, 2)), n_epochs=6, random_state=0, device="cpu")
+    stack.fit(bits(), callbacks=[Scripted([5, 4, 4, 3, 3, 3]), EarlyStopping(patience=1, restore_best=True)])
+    assert [trainer.epoch for trainer in stack.trainers_] == [3, 3]
 
 
 def test_early_stopping_names_what_is_logged():

@@ -61,6 +61,10 @@ WATCHED = {
         Monitor(x, x, every=2, pseudo_sites=0),
         EarlyStopping("free_energy_gap", patience=1),  # of data to itself: never better than at first
     ],
+    "best restored": lambda x: [
+        Monitor(x, x, every=2, pseudo_sites=0),
+        EarlyStopping("free_energy_gap", patience=2, restore_best=True),
+    ],
     "watched after epochs": lambda x: [Monitor(x, x), EarlyStopping("validation_error", patience=50)],
 }
 
@@ -114,7 +118,7 @@ def test_resumes_bit_for_bit_at_every_update(tmp_path, negative, optimized, watc
         )
 
     updates = ALL_UPDATES
-    if watched == "stopped early":
+    if watched in ("stopped early", "best restored"):
         updates = range(1, build(tmp_path / "trial").fit(x, N_EPOCHS, initialize=True).update + 1)
         assert len(updates) < len(ALL_UPDATES)
     assert_resumes_everywhere(tmp_path, build, x, updates)

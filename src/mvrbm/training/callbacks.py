@@ -34,6 +34,8 @@ class TrainingRun(Protocol):
     world: World
     #: Number of epochs after which `fit` returns, including epochs from earlier calls.
     n_epochs: int
+    #: Number of epochs of the whole run, if `fit` is called several times. None or 0: `n_epochs`.
+    planned_epochs: int | None
     #: Number of updates per epoch, or None if unknown.
     batches_per_epoch: int | None
     #: Set to True to stop training after the current batch.
@@ -44,6 +46,10 @@ class TrainingRun(Protocol):
     @property
     def machine(self) -> BoltzmannMachine:
         """The machine being trained."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C or SIGTERM stopped `fit`."""
 
     @property
     def epoch(self) -> int:
@@ -71,8 +77,8 @@ class TrainingRun(Protocol):
 class Callback:
     """Base class for callbacks. All hooks do nothing by default."""
 
-    #: Whether the trainer calls this callback after all others.
-    comes_last: ClassVar[bool] = False
+    #: The trainer calls callbacks in ascending order of this number.
+    comes_last: ClassVar[int] = 0
     #: Whether only the main process calls this callback.
     main_process_only: ClassVar[bool] = False
     #: Whether this callback may log metrics. Callbacks that monitor metrics require at least one that logs them.
@@ -368,20 +374,36 @@ class EarlyStopping(Callback):
         Number of measurements without improvement after which training stops.
     larger_is_better : bool
         Whether larger values of the metric are better.
+    restore_best : bool, default=False
+        Whether the machine ends with the parameters that had the best value of the metric, instead of the last ones.
+        They are restored when training stops early or reaches the last epoch, but not after an interrupt. Checkpoints
+        contain the best parameters so far in addition to the current ones, so a resumed run gives the same result.
     """
 
     logs = False
+    # The best parameters are restored after a `Checkpoint` has saved the last ones, from which training can resume.
+    comes_last = 2
 
-    def __init__(self, metric: str = "validation_error", *, patience: int = 5, larger_is_better: bool = False) -> None:
+    def __init__(
+        self,
+        metric: str = "validation_error",
+        *,
+        patience: int = 5,
+        larger_is_better: bool = False,
+        restore_best: bool = False,
+    ) -> None:
         self.metric = metric
         self.patience = whole_number(patience, "patience")
         self.larger_is_better = larger_is_better
+        self.restore_best = restore_best
         self.waited = 0
         self.best: float | None = None
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
         """Check that a callback logs metrics. Stop immediately if the resumed run was already stopped early."""
         _require_metrics(trainer, "EarlyStopping")
+        if self.best is None:
+            trainer.state.best = {}
         trainer.stop = trainer.stop or self.waited >= self.patience
 
     def on_log(self, trainer: TrainingRun, row: dict[str, float]) -> None:
@@ -392,9 +414,21 @@ class EarlyStopping(Callback):
         if self.best is None or sign * value > sign * self.best:
             self.best = value
             self.waited = 0
+            if self.restore_best:
+                trainer.state.keep_best()
         else:
             self.waited += 1
             trainer.stop = trainer.stop or self.waited >= self.patience
+
+    def on_train_end(self, trainer: TrainingRun) -> None:
+        """Restore the best parameters if training is complete."""
+        complete = self.waited >= self.patience or trainer.epoch >= (trainer.planned_epochs or trainer.n_epochs)
+        if self.restore_best and complete and not trainer.failed and not trainer.interrupted:
+            trainer.state.restore_best()
+
+    def for_layer(self, number: int) -> Callback:
+        settings = {"larger_is_better": self.larger_is_better, "restore_best": self.restore_best}
+        return EarlyStopping(self.metric, patience=self.patience, **settings)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited}
@@ -418,7 +452,7 @@ class Checkpoint(Periodic):
         Number of most recent checkpoints to keep.
     """
 
-    comes_last = True
+    comes_last = 1
     logs = False
 
     def __init__(self, folder: str | os.PathLike[str], *, every: int | None = None, keep: int = 2) -> None:

@@ -6,6 +6,7 @@ the state, callbacks read it, and checkpoints (:mod:`mvrbm.training.checkpoints`
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -45,6 +46,8 @@ class TrainState:
     exact : dict of str to Tensor
         Parameters, momenta and chains in the internal format of a backend, if writing them to the state rounds them.
         The backend resumes from these tensors without rounding errors, unless the state has changed in the meantime.
+    best : dict of str to Tensor
+        Copy of the parameters with the best metric so far, if a callback keeps it with :meth:`keep_best`.
     history : list of dict
         Metrics logged by callbacks.
     scheduled_epochs : int
@@ -66,6 +69,7 @@ class TrainState:
     batch: int = 0
     update: int = 0
     exact: dict[str, Tensor] = field(default_factory=dict)
+    best: dict[str, Tensor] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
     scheduled_epochs: int = 0
     learning_rate: float | None = None
@@ -76,6 +80,17 @@ class TrainState:
     def learned(self) -> dict[str, Tensor]:
         """Learned parameters, keyed by name."""
         return {name: p for name, p in self.machine.named_parameters() if p.requires_grad}
+
+    def keep_best(self) -> None:
+        """Keep a copy of the current parameters as the best parameters."""
+        self.best = {name: p.detach().clone() for name, p in self.machine.named_parameters()}
+
+    @torch.no_grad()
+    def restore_best(self) -> None:
+        """Set the parameters to the best parameters, if there are any."""
+        for name, value in self.best.items():
+            self.machine.get_parameter(name).copy_(value)
+        self.exact = {}
 
     def chain_numbers(self, share: Share = WHOLE) -> RandomSource:
         """Return the random source that advances the chains in the next update."""

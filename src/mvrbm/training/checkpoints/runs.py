@@ -176,6 +176,7 @@ def _tensors_of(state: TrainState, run: RunDescription) -> dict[str, Tensor]:
     groups: dict[str, Mapping[str, Tensor]] = {
         "chains": _chains_of_all(state, run.recipe.negative, run.world),
         "momenta": state.momenta,
+        "best": state.best,
     }
     if run.world.size == 1:
         # With several processes, the exact tensors contain the chains for only one process.
@@ -381,6 +382,9 @@ class StoredRun:
         self._restore_chains(state, run)
         self._restore_steps(state)
         self._restore_centering(state)
+        shapes = {name: p.shape for name, p in state.machine.named_parameters()}
+        best = check_tensors(tensors_under("best", self.tensors), shapes, "best parameters", complete=False)
+        state.best = {name: value.to(state.machine.like) for name, value in best.items()}
         exact = tensors_under("exact", self.tensors) if run.world.size == 1 else {}
         state.exact = check_tensors(exact, dict.fromkeys(exact), "exact tensors")
         self._restore_callbacks(run.callbacks)
