@@ -86,39 +86,39 @@ def trainer(folder: Path, out: Path) -> None:
     run.resume(folder)
     run.fit(data, 8, nan_is_missing=True, initialize=True)
     run.raise_if_interrupted()
-    save(machine, out)
+    save(machine, out, overwrite=True)
 
 
 def estimator(folder: Path, out: Path) -> None:
     model = MVRBM((6, 6), rank=2, negative="pcd", n_chains=20, n_epochs=60, **SETTINGS)
-    model.fit(BITS, callbacks=[Checkpoint(folder)], resume=folder).save(out)
+    model.fit(BITS, callbacks=[Checkpoint(folder)], resume=folder).save(out, overwrite=True)
 
 
 def deep(folder: Path, out: Path) -> None:
     model = DeepMVRBM(((6, 6), (4, 4)), feed="sample", n_epochs=25, **SETTINGS)
-    model.fit(BITS, callbacks=[Checkpoint(folder, every=3)], resume=folder).save(out)
+    model.fit(BITS, callbacks=[Checkpoint(folder, every=3)], resume=folder).save(out, overwrite=True)
 
 
 def classifier(folder: Path, out: Path) -> None:
     model = MVRBMClassifier((6, 6), pretraining=15, n_epochs=12, averaging=0.99, **SETTINGS)
-    model.fit(BITS, LABELS, checkpoints=folder).save(out)
+    model.fit(BITS, LABELS, checkpoints=folder).save(out, overwrite=True)
 
 
 def generative(folder: Path, out: Path) -> None:
     model = ClassificationMVRBM((6, 6), mode="generative", n_epochs=50, **SETTINGS)
-    model.fit(BITS, LABELS, checkpoints=folder).save(out)
+    model.fit(BITS, LABELS, checkpoints=folder).save(out, overwrite=True)
 
 
 def super_resolver(folder: Path, out: Path) -> None:
     steps = [TrainingStep("patches", n_samples=2000, n_epochs=12, batch_size=512, learning_rate=3e-3)]
     settings: dict[str, Any] = {"symmetric": False, "steps": steps, "device": "cpu"}
     model = SuperResolver(2, 6, (5, 5), n_patches=1000, n_epochs=20, **settings)
-    model.fit([IMAGE], checkpoints=folder).save(out)
+    model.fit([IMAGE], checkpoints=folder).save(out, overwrite=True)
 
 
 def sweep(folder: Path, out: Path) -> None:
     found = Sweep(RBM(20, n_epochs=12, **SETTINGS), {"learning_rate": [0.05, 0.1], "random_state": [0, 1, 2]})
-    found.fit(BITS.reshape(len(BITS), -1), checkpoints=folder).best_estimator_.save(out)
+    found.fit(BITS.reshape(len(BITS), -1), checkpoints=folder).best_estimator_.save(out, overwrite=True)
 
 
 KINDS = {work.__name__: work for work in (trainer, estimator, deep, classifier, generative, super_resolver, sweep)}
@@ -169,7 +169,7 @@ def _torchrun(kind: str, folder: Path, out: Path, what: Disturbance) -> int:
         np.save(data, BITS)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2"]
     launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", "0.1"]
-    command = f"-m mvrbm train {data} --hidden 5x5 --epochs 300 --batch-size 10 --device cpu --quiet --force"
+    command = f"-m mvrbm train {data} --hidden 5x5 --epochs 300 --batch-size 10 --device cpu --quiet --force --resume"
     command += f" --out {out} --checkpoints {folder}"
     source = str(Path(mvrbm.__file__).parents[1])
     path = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])

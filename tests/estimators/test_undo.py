@@ -187,7 +187,7 @@ def fitted():
 def test_a_failed_fit_leaves_a_new_estimator_unfitted(kind, tmp_path):
     model = KINDS[kind].make()
     before = dict(vars(model))
-    with pytest.raises(ValueError, match=".+"):
+    with pytest.raises(ValueError, match=r".+"):
         model.fit(*KINDS[kind].bad)
     assert vars(model) == before
     assert is_unfitted(kind, model, tmp_path)
@@ -197,7 +197,7 @@ def test_a_failed_fit_leaves_a_new_estimator_unfitted(kind, tmp_path):
 def test_a_failed_fit_leaves_a_fitted_estimator_unchanged(kind, fitted):
     model, _ = fitted(kind)
     before = dict(vars(model))
-    with pytest.raises(ValueError, match=".+"):
+    with pytest.raises(ValueError, match=r".+"):
         model.fit(*KINDS[kind].bad)
     assert list(vars(model)) == list(before)
     assert all(vars(model)[name] is value for name, value in before.items())
