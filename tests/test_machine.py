@@ -301,3 +301,32 @@ def test_repr_names_the_parts():
 
 def test_layers_keep_their_order():
     assert list(machine_named("three kinds over bits").layers) == ["signal", "bits", "word"]
+
+
+def test_limiting_the_norm_keeps_the_hidden_field_at_the_visible_means():
+    machine = BoltzmannMachine(
+        {"a": Gaussian((5, 4)), "b": Bernoulli(3)}, Gaussian((3, 2)), {"a": Kronecker(2), "b": Dense()}
+    )
+    with torch.no_grad():
+        machine.layers["a"].bias.fill_(7.0)
+        machine.links["a"].initialize(RandomSource(1), 0.5)
+        machine.hidden.bias.uniform_(-1, 1)
+    means = {name: unit.mean(torch.zeros(1, *unit.shape)) for name, unit in machine.layers.items()}
+    before = machine.hidden_mean(means, check=False)
+    other = machine.links["b"].dense().clone()
+    weights = machine.links["a"].dense().reshape(6, 20).detach().numpy()
+    norm = np.linalg.norm(weights, 2)
+    assert norm > 1
+    machine.limit_norm(0.9)
+    np.testing.assert_allclose(
+        machine.links["a"].dense().reshape(6, 20).detach().numpy(), weights * 0.9 / norm, rtol=1e-5
+    )
+    torch.testing.assert_close(machine.hidden_mean(means, check=False), before)
+    torch.testing.assert_close(machine.links["b"].dense(), other)
+
+
+def test_large_gaussian_layers_start_with_a_bounded_energy():
+    machine = BoltzmannMachine(Gaussian(20_000), Gaussian(4), Dense())
+    assert np.linalg.norm(machine.links["visible"].dense().detach().numpy(), 2) == pytest.approx(0.5, rel=1e-4)
+    with pytest.raises(ValueError, match="the energy is unbounded"):
+        BoltzmannMachine(Gaussian(20_000), Gaussian(4), Dense(), std=0.01)

@@ -1,5 +1,6 @@
 """Models on disk: what comes back is what was written, whole or not at all, and damage is named."""
 
+import importlib
 import json
 import os
 import pickle
@@ -30,6 +31,7 @@ from mvrbm import (
 from mvrbm.errors import MVRBMError, StorageError
 from mvrbm.io import atomic
 from mvrbm.models import mvrbm as machine_of
+from mvrbm.units import UNITS
 from tables import MACHINES, generator, machine_named, random_states
 
 
@@ -538,7 +540,8 @@ def table():
 
 @pytest.fixture(scope="module")
 def imputer(table):
-    return MVRBMImputer("rectified", n_hidden=2, n_factors=1, n_epochs=1, random_state=0).fit(table)
+    with pytest.warns(UserWarning, match=r"columns \['empty'\] have no known entries"):
+        return MVRBMImputer("rectified", n_hidden=2, n_factors=1, n_epochs=1, random_state=0).fit(table)
 
 
 def test_tables_are_filled_in_the_same_by_a_loaded_imputer(imputer, table, tmp_path):
@@ -635,3 +638,16 @@ def test_new_classes_register_their_loader(tmp_path, monkeypatch):
         saving.write_machine(machine_of((3, 3), (2, 2)), staging, {"estimator": {"class": "Pair", "note": "hello"}})
     machine, note, device = mvrbm.load(tmp_path / "pair", device="cpu")
     assert (machine.hidden.shape, note, device) == ((2, 2), "hello", "cpu")
+
+
+def test_a_unit_of_another_module_that_is_not_imported_is_named(tmp_path, monkeypatch):
+    module = "from mvrbm.units import Bernoulli\nclass Mine(Bernoulli):\n    name = 'mine'\n"
+    (tmp_path / "my_units.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("my_units")
+    model = MVRBM((2, 2), visible="mine", n_epochs=1).fit(np.random.default_rng(0).random((5, 3, 3)))
+    folder = model.save(tmp_path / "model")
+    assert mvrbm.load(folder).visible == "mine"
+    monkeypatch.delitem(UNITS, "mine")
+    with pytest.raises(StorageError, match="unit 'mine' is defined in the module 'my_units': import it"):
+        mvrbm.load(folder)

@@ -28,6 +28,8 @@ _MOST_NUMBERS = 2**22
 # Maximum number of Lanczos iterations, and the relative change at which the iteration stops.
 _LANCZOS_STEPS = 200
 _LANCZOS_TOLERANCE = 1e-7
+#: Largest initial spectral norm of the coupling between Gaussian layers, unless the user chooses the initial weights.
+INITIAL_NORM = 0.5
 # Relative tolerance for comparing sums of parameters, which rounding can change on another device.
 _SAME_SIZE = 1e-9
 
@@ -54,8 +56,9 @@ class BoltzmannMachine(nn.Module):
         One coupling per visible layer, keyed by the name of the layer.
     seed : int or RandomSource
         Seed or random source for the initial weights.
-    std : float
-        Standard deviation of the initial entries of each `W`.
+    std : float, optional
+        Standard deviation of the initial entries of each `W`. Default: 0.01, or less if that would make the energy of
+        coupled Gaussian layers unbounded.
 
     Examples
     --------
@@ -78,7 +81,7 @@ class BoltzmannMachine(nn.Module):
         couplings: Coupling | Mapping[str, Coupling],
         *,
         seed: int | RandomSource = 0,
-        std: float = DEFAULT_STD,
+        std: float | None = None,
     ) -> None:
         super().__init__()
         layers = {"visible": visible} if isinstance(visible, Unit) else dict(visible)
@@ -90,11 +93,12 @@ class BoltzmannMachine(nn.Module):
                 f"couplings must have the same names as the visible layers {sorted(layers)}, got {sorted(links)}"
             )
         rng = seed if isinstance(seed, RandomSource) else RandomSource(seed)
+        new = {name for name, link in links.items() if not link.connected}
         for name, layer in layers.items():
             if reason := layer.unsupported_reason(hidden) or hidden.unsupported_reason(layer):
                 raise ValueError(f"layer '{name}' cannot be coupled with the hidden layer: {reason}")
-            if not links[name].connected:
-                links[name].connect(layer.shape, hidden.shape, rng, std)
+            if name in new:
+                links[name].connect(layer.shape, hidden.shape, rng, DEFAULT_STD if std is None else std)
             shapes = links[name].visible_shape, links[name].hidden_shape
             if shapes != (layer.shape, hidden.shape):
                 raise ValueError(
@@ -104,6 +108,8 @@ class BoltzmannMachine(nn.Module):
         self.visible = nn.ModuleDict(layers)
         self.hidden = hidden
         self.couplings = nn.ModuleDict({name: links[name] for name in layers})
+        if std is None and new == set(layers):
+            self._scale_to_norm(INITIAL_NORM)
         self._initial_size = self._parameter_size()
         self.check_bounded()
 
@@ -320,6 +326,30 @@ class BoltzmannMachine(nn.Module):
                 "the energy is unbounded below because the coupling between Gaussian visible and hidden layers has "
                 f"spectral norm {norm:.4g}, which must be below 1; use a smaller initial std or Bernoulli hidden units"
             )
+
+    @torch.no_grad()
+    def limit_norm(self, largest: float) -> None:
+        """Scale down the couplings between Gaussian layers if their joint spectral norm exceeds `largest`.
+
+        The hidden bias changes too, so that the hidden field at the means of the visible units stays the same.
+        """
+        if not self._norm_rows():
+            return
+        means = {name: unit.mean(self.like.new_zeros(1, *unit.shape)) for name, unit in self.layers.items()}
+        field = self.hidden_field(means)
+        if self._scale_to_norm(largest):
+            self.hidden.absorb((field - self.hidden_field(means))[0])
+
+    @torch.no_grad()
+    def _scale_to_norm(self, largest: float) -> bool:
+        """Scale down the couplings between Gaussian layers if necessary, and return whether that was necessary."""
+        norm = 0.0 if self.like.is_meta else self.gaussian_norm()
+        if not largest < norm < math.inf:
+            return False
+        for name, link in self.links.items():
+            if self.layers[name].gaussian:
+                next(link.parameters()).mul_(largest / norm)  # W is linear in each factor
+        return True
 
     @torch.no_grad()
     def gaussian_norm(self) -> float:

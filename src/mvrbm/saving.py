@@ -19,14 +19,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mvrbm.couplings import Coupling, make_coupling
+from mvrbm import validation
+from mvrbm.couplings import COUPLINGS, Coupling, make_coupling
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
 from mvrbm.io.atomic import recover_folder, replace_folder
 from mvrbm.io.untrusted import Budget, check_regular_file
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
-from mvrbm.units import Unit, make_unit
+from mvrbm.units import Unit, make_unit, unit_names
 from mvrbm.units.base import LARGEST_PARAMETER
 
 __all__ = ["load", "register", "save"]
@@ -55,6 +56,8 @@ Registered = TypeVar("Registered", bound=Callable[..., Any])
 
 _LOADERS: dict[str, Loader] = {}
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
+# Config entry of a unit or a coupling that is not part of this package: the module that defines its class.
+_MODULE = "module"
 # Maximum size of a config file in bytes.
 _LARGEST_CONFIG = 16 * 2**20
 # Prefix for tensor names if a folder contains several machines.
@@ -198,9 +201,11 @@ def machine_config(machine: BoltzmannMachine) -> dict[str, Any]:
     """Return a description of a machine, without its parameters, that can be used to rebuild the machine."""
     return {
         "dtype": str(machine.like.dtype).removeprefix("torch."),
-        "visible": {name: {"unit": unit.name, **unit.config()} for name, unit in machine.layers.items()},
-        "hidden": {"unit": machine.hidden.name, **machine.hidden.config()},
-        "couplings": {name: {"coupling": link.name, **link.config()} for name, link in machine.links.items()},
+        "visible": {name: _unit_config(unit) for name, unit in machine.layers.items()},
+        "hidden": _unit_config(machine.hidden),
+        "couplings": {
+            name: {"coupling": link.name, **link.config(), **_module_of(link)} for name, link in machine.links.items()
+        },
     }
 
 
@@ -244,13 +249,50 @@ def _parts(config: Mapping[str, Any]) -> tuple[dict[str, Unit], Unit, dict[str, 
     return (
         {name: _unit(entry) for name, entry in config["visible"].items()},
         _unit(config["hidden"]),
-        {name: make_coupling(dict(entry)) for name, entry in config["couplings"].items()},
+        {name: make_coupling(_without_module(entry)) for name, entry in config["couplings"].items()},
     )
 
 
+def _module_of(part: Unit | Coupling) -> dict[str, str]:
+    """Return a config entry with the module that defines a class outside of this package."""
+    module = type(part).__module__
+    return {} if module.startswith(f"{__package__}.") else {_MODULE: module}
+
+
+def _unit_config(unit: Unit) -> dict[str, Any]:
+    config = {"unit": unit.name, **unit.config(), **_module_of(unit)}
+    return config if unit.byte_scale == type(unit).byte_scale else {**config, "byte_scale": unit.byte_scale}
+
+
+def _without_module(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key != _MODULE}
+
+
+def _check_modules(config: Mapping[str, Any], path: Path) -> None:
+    """Raise StorageError if a model uses a unit or a coupling of another module that has not been imported."""
+    parts = config.get(STACK)
+    entries: list[Any] = []
+    for machine in [config, *(parts if isinstance(parts, list) else [])]:
+        for value in map(machine.get, ("visible", "hidden", "couplings")) if isinstance(machine, Mapping) else ():
+            entries += [value, *value.values()] if isinstance(value, Mapping) else []
+    for entry in entries:
+        if not isinstance(entry, Mapping) or not isinstance(module := entry.get(_MODULE), str):
+            continue
+        for kind, names in (("unit", unit_names()), ("coupling", list(COUPLINGS))):
+            if kind in entry and entry[kind] not in names:
+                advice = f"import it before loading, or pass --import {module} on the command line"
+                if module == "__main__":
+                    advice = "define it in a module, import that module, and save the model again"
+                raise StorageError(f"{path}: {kind} {entry[kind]!r} is defined in the module {module!r}: {advice}")
+
+
 def _unit(entry: Mapping[str, Any]) -> Unit:
-    options = dict(entry)
-    return make_unit(options.pop("unit"), **options)
+    options = _without_module(entry)
+    scale = options.pop("byte_scale", None)
+    unit = make_unit(options.pop("unit"), **options)
+    if scale is not None:
+        unit.byte_scale = validation.number(scale, "byte_scale", exclude_low=True)
+    return unit
 
 
 def _fill(module: nn.Module, folder: Path, prefix: str = "", more: Mapping[str, Tensor] | None = None) -> Tensors:
@@ -367,6 +409,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{path} has format version {config.get('format_version')!r}, but this version of mvrbm reads version "
             f"{FORMAT_VERSION}: install the version of mvrbm that wrote the model"
         )
+    _check_modules(config, path)
     return config
 
 

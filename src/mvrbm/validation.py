@@ -95,3 +95,14 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     tensors = [tensor.detach() for tensor in tensors]
     total = functools.reduce(operator.add, (tensor.sum() for tensor in tensors))
     return math.isfinite(float(total)) or all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+def usual_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype to which numbers of a given dtype are converted: uint8, float32 or float64.
+
+    Types that float32 represents exactly, such as bool, float16 and 16-bit integers, become float32. Wider types become
+    float64.
+    """
+    if dtype == np.uint8:
+        return np.dtype(np.uint8)
+    return np.dtype(np.float32 if np.promote_types(dtype, np.float32) == np.float32 else np.float64)

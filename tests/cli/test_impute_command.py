@@ -77,11 +77,27 @@ def test_what_was_made_of_columns_is_said(place, capsys):
     lines = [f"{n / 7},{n % 3},,{'?' if n == 3 else n}" for n in range(40)]
     (place / "mixed.csv").write_text("\n".join(["a,code,empty,text", *lines]))
     assert main(["impute", "mixed.csv:-a", "filled.csv", "--quiet"]) == 0
-    shown = capsys.readouterr().out
-    assert "categorical columns: text\n" in shown
+    shown, notes = capsys.readouterr()
+    assert "columns ['text'] have nearly as many different values as rows" in notes
     assert "columns dropped because no entry is known: empty\n" in shown
     assert "treated as numeric (see --categorical): code\n" in shown
-    assert (place / "filled.csv").read_text().startswith("code,text\n")
+    filled = (place / "filled.csv").read_text().splitlines()
+    assert filled[0] == "code,text"
+    assert [line.split(",")[1] for line in filled[1:]] == ["?" if n == 3 else str(n) for n in range(40)]
+
+
+def test_dates_are_numbers_and_come_back_in_their_format(place, capsys):
+    pandas = pytest.importorskip("pandas")
+    days = pandas.date_range("2020-01-20", periods=60).strftime("%d %B %Y")
+    lines = [f"{'' if n == 30 else day},{n}" for n, day in enumerate(days)]
+    (place / "dated.csv").write_text("\n".join(["day,number", *lines]))
+    assert main(["impute", "dated.csv", "filled.csv", "--quiet", "--save", "model"]) == 0
+    assert "columns of dates: day\n" in capsys.readouterr().out
+    filled = pandas.read_csv("filled.csv")
+    assert filled["day"].drop(30).tolist() == days.delete(30).tolist()
+    assert abs(pandas.to_datetime(filled["day"], format="%d %B %Y")[30] - pandas.Timestamp("2020-02-19")).days <= 3
+    assert main(["impute", "dated.csv", "again.csv", "--model", "model"]) == 0
+    assert (place / "again.csv").read_text() == (place / "filled.csv").read_text()
 
 
 @pytest.mark.parametrize(

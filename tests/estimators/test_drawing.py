@@ -308,3 +308,14 @@ def test_a_trained_model_draws_labels_as_often_as_its_data(kind):
     with torch.no_grad():
         p = torch.softmax(-Written(model.machine_).free_energy(states), 0) @ states[names[1]]
     np.testing.assert_allclose(p, [0.75, 0.25], atol=0.06)
+
+
+def test_a_sample_without_known_entries_gets_the_means_of_the_model():
+    images = np.zeros((200, 4, 4))
+    images[::4] = 1.0  # a quarter of all images is white
+    model = MVRBM((2, 2), n_epochs=0, random_state=0).fit(images)
+    unknown = np.full((300, 4, 4), np.nan)
+    filled = model.inpaint(unknown)
+    np.testing.assert_allclose(filled.mean(), 0.25, atol=0.03)
+    mixed = np.concatenate([unknown[:1], images[:1]])
+    np.testing.assert_array_equal(model.inpaint(mixed)[1], images[0])

@@ -1,13 +1,29 @@
 """Input checks: arrays, rows, bytes, masks and data frames give the same results, and invalid input raises errors."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.datasets import load_digits
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from mvrbm import MMVRBM, MVRBM, RBM, TVRBM, Bernoulli, DeepMVRBM, MVRBMClassifier
+import mvrbm
+from mvrbm import (
+    MMVRBM,
+    MVRBM,
+    RBM,
+    TVRBM,
+    Bernoulli,
+    ClassificationMVRBM,
+    DeepMVRBM,
+    MVRBMClassifier,
+    MVRBMImputer,
+    MVRBMOutlierDetector,
+    ReplicatedSoftmax,
+)
 from mvrbm.io.shards import Shards
 from mvrbm.training import Trainer
 
@@ -114,17 +130,137 @@ def test_nan_is_unknown_in_every_method(digits, tmp_path):
     np.testing.assert_array_equal(model.transform(Shards(tmp_path)), model.transform(broken))
 
 
-def test_bytes_that_are_bits_are_pointed_out(digits):
-    with pytest.warns(UserWarning, match="divided by 255"):
-        MVRBM((3, 3), n_epochs=1).fit((digits > 0.5).astype(np.uint8))
-
-
 IMAGES = np.full((10, 6, 4), 0.5)
 
 
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(IMAGES)
+
+
+class Items(Dataset):
+    def __init__(self, X):
+        self.X = X
+
+    def __len__(self):
+        return len(self.X)
+
+    def __getitem__(self, number):
+        return self.X[number]
+
+
+def on_disk(X):
+    """Save an array as shards in the current folder."""
+    folder = Path(f"shards{len(list(Path().iterdir()))}")
+    folder.mkdir()
+    np.save(folder / "0.npy", X[:10])
+    np.save(folder / "1.npy", X[10:])
+    return Shards(folder)
+
+
+@pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy, Items, lambda X: on_disk(X)])
+def test_bytes_that_are_bits_are_not_scaled(wrap, digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bits = (digits > 0.5).astype(np.uint8)
+    model = MVRBM((3, 3), n_epochs=2, random_state=0).fit(wrap(bits))
+    np.testing.assert_array_equal(model.transform(wrap(bits)), model.transform(bits.astype(np.float32)))
+    np.testing.assert_allclose(model.reconstruct(bits).mean(), bits.mean(), atol=0.05)
+    again = mvrbm.load(model.save(tmp_path / "model"), device="cpu")
+    np.testing.assert_array_equal(again.transform(bits), model.transform(bits))
+    with pytest.raises(ValueError, match=r"from 0 to 1, got 0 to 255"):
+        again.transform(255 * bits)
+    again.partial_fit(bits)
+
+
+def test_bits_are_bytes_if_the_training_data_has_larger_bytes(digits):
+    pixels = (255 * digits).astype(np.uint8)
+    model = MVRBM((3, 3), n_epochs=1, random_state=0).fit(pixels)
+    bits = (pixels > 127).astype(np.uint8)
+    np.testing.assert_array_equal(model.transform(bits), model.transform(bits.astype(np.float32) / 255))
+    model.partial_fit(bits)
+
+
+@pytest.mark.parametrize("classifier", [MVRBMClassifier, ClassificationMVRBM])
+def test_classifiers_do_not_scale_bytes_that_are_bits(classifier, digits):
+    bits = (digits[:100] > 0.5).astype(np.uint8)
+    labels = np.arange(100) % 2
+    one, other = (classifier((3, 3), n_epochs=1, random_state=0).fit(X, labels) for X in (bits, bits.astype("f")))
+    np.testing.assert_allclose(one.predict_proba(bits), other.predict_proba(bits.astype("f")), atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16", "float16", "float32"])
+def test_small_types_give_models_in_single_precision(dtype, digits):
+    model = MVRBM((3, 3), n_epochs=1).fit((digits > 0.5).astype(dtype))
+    assert model.machine_.like.dtype == torch.float32
+    assert MMVRBM((3, 3), n_epochs=1).fit({"a": (digits > 0.5).astype(dtype)}).machine_.like.dtype == torch.float32
+
+
+ESTIMATORS = [
+    RBM(3, n_epochs=1, random_state=0),
+    MVRBMOutlierDetector(n_epochs=1, random_state=0),
+    MVRBMImputer("none", random_state=0),
+    ReplicatedSoftmax(3, n_epochs=1, random_state=0),
+]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
+def test_a_loader_stands_for_its_dataset(estimator, digits):
+    rows = digits[:40].reshape(40, -1).astype(np.float32)
+    dataset = TensorDataset(torch.from_numpy(rows))
+    method = "score_samples" if hasattr(estimator, "score_samples") else "transform"
+    one = getattr(clone(estimator).fit(dataset), method)(rows)
+    other = getattr(clone(estimator).fit(DataLoader(dataset, batch_size=7, shuffle=True)), method)(DataLoader(dataset))
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+    for loader in (DataLoader(Stream()), DataLoader(dataset, collate_fn=lambda items: items)):
+        with pytest.raises(ValueError, match=r"X must not be a DataLoader with its own sampler.*Trainer"):
+            clone(estimator).fit(loader)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"a": np.ones((3, 2))}, "X must be an array of samples, got a dict"),
+        ("data.npy", "X must be an array of samples, got a str: read the file first"),
+        (None, "X must be an array of samples, got None"),
+        (({1, 2}), "X must be an array of samples, got a set"),
+        ([[1.0, 2.0], [3.0]], "all samples in X must have the same shape"),
+        (np.array(["2020-01-01"], dtype="M8[D]")[:, None], "X must contain numbers, got an array of type datetime64"),
+        (np.array([["a", "b"]]), "X must contain numbers, got an array of type <U1"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_array_is_named(estimator, data, message):
+    with pytest.raises(ValueError, match=message):
+        clone(estimator).fit(data)
+
+
+@pytest.mark.parametrize("unit", ["gaussian", "gaussian-learned", "rectified", "poisson"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_data_that_is_too_large_is_refused_in_fit_and_later(unit, dtype):
+    X = np.random.default_rng(0).poisson(3.0, (20, 5)).astype(dtype)
+    model = RBM(3, visible=unit, n_epochs=1, random_state=0).fit(X)
+    for call in (clone(model).fit, model.transform, model.score_samples):
+        with pytest.raises(ValueError, match=r"the data of layer 'visible' reaches .*e\+3.*rescale the data"):
+            call(X * dtype(1e30))
+
+
+def test_data_that_hardly_varies_is_refused():
+    X = np.random.default_rng(0).normal(size=(20, 5))
+    for dtype in (np.float32, np.float64):
+        with pytest.raises(ValueError, match=r"inverse standard deviation .* is too large.*rescale the data"):
+            RBM(3, visible="gaussian").fit((1e-30 * X).astype(dtype))
+    # Rounding errors of a large mean are no variation.
+    RBM(3, visible="gaussian", n_epochs=1).fit(1e9 + 1e-6 * X)
+
+
+def test_scores_that_are_not_finite_are_errors():
+    X = 1e-10 * np.random.default_rng(0).normal(size=(20, 5)).astype(np.float32)
+    for model in (RBM(3, visible="gaussian", n_epochs=1).fit(X), MVRBMOutlierDetector(n_epochs=1).fit(X)):
+        far = X.copy()
+        far[3] = 1e12
+        with pytest.raises(ValueError, match="the result for sample 3 is not finite"):
+            model.score_samples(far)
 
 
 class Ragged(Dataset):
@@ -195,7 +331,7 @@ REFUSED = [
     ("no items", lambda: MVRBM().fit(TensorDataset(torch.zeros(0, 2, 2))), "the data is empty"),
     ("not one-hot", lambda: MVRBM(visible="categorical").fit(IMAGES), "layer 'visible' .*one-hot"),
     ("no samples", lambda: MVRBM().fit(IMAGES[:0]), "the data is empty"),
-    ("text", lambda: RBM().fit(np.array([["a", "b"]] * 3)), "could not convert|dtype"),
+    ("text", lambda: RBM().fit(np.array([["a", "b"]] * 3)), "must contain numbers"),
     ("later beyond [0, 1]", lambda: MVRBM(n_epochs=1).fit(IMAGES).transform(IMAGES * 3), "from 0 to 1, got 1.5 to 1.5"),
     ("classes beyond [0, 1]", lambda: MVRBMClassifier().fit(IMAGES * 3, np.arange(10) % 2), "from 0 to 1"),
     ("unknown hidden unit", lambda: MVRBM(hidden="logistic").fit(IMAGES), "hidden must be one of"),

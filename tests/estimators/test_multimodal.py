@@ -142,3 +142,37 @@ def test_unknown_labels_are_none_or_nan():
     assert np.isfinite(fitted.transform({"image": image, "animal": animal})).all()
     with pytest.raises(ValueError, match="modality 'animal' must have at least one known label"):
         MMVRBM((2, 2), n_epochs=1).fit({"image": image, "animal": np.full(40, None)})
+
+
+def test_a_vector_next_to_a_matrix_has_a_dense_coupling():
+    rng = np.random.default_rng(0)
+    data = {"image": rng.random((20, 6, 5)), "vector": rng.random((20, 4))}
+    model = MMVRBM((3, 2), n_epochs=1, random_state=0).fit(data)
+    assert {name: link.name for name, link in model.machine_.links.items()} == {"image": "kronecker", "vector": "dense"}
+    assert model.predict({"image": data["image"]}, steps=2, burn_in=0).shape == (20, 4)
+    with pytest.raises(ValueError, match=r"samples of modality 'vector' have shape \(4,\): use coupling=Dense"):
+        MMVRBM((3, 2), coupling="kronecker:2").fit(data)
+
+
+def test_an_unknown_modality_is_named():
+    data = {name: np.random.default_rng(0).random((20, 3, 3)) for name in "ab"}
+    model = MMVRBM((2, 2), n_epochs=1).fit(data)
+    for call in (model.predict, model.transform):
+        with pytest.raises(ValueError, match=r"^the model has no modality 'c', only \['a', 'b'\]$"):
+            call({"c": data["a"]})
+    with pytest.raises(ValueError, match="X lacks the modality 'b'"):
+        model.transform({"a": data["a"]})
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (np.array([["a", "b"]] * 3), "modality 'a' must contain numbers, got an array of type <U1"),
+        (np.ones((3, 2)) * 1j, "modality 'a' must contain numbers, got an array of type complex128"),
+        ([[1.0], [2.0, 3.0]], "all samples of modality 'a' must have the same shape"),
+        (np.ones((3, 0)), "samples of modality 'a' must not be empty"),
+    ],
+)
+def test_modalities_that_are_no_numbers_are_named(part, message):
+    with pytest.raises(ValueError, match=message):
+        MMVRBM().fit({"a": part})

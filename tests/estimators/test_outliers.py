@@ -170,3 +170,14 @@ def test_wrong_settings_are_named(settings, message):
 def test_no_samples_are_named(detector):
     with pytest.raises(ValueError, match=r"Found array with 0 sample\(s\)"):
         detector.predict(np.zeros((0, 8, 8)))
+
+
+def test_many_columns_reduce_the_default_work():
+    rng = np.random.default_rng(0)
+    model = MVRBMOutlierDetector(random_state=0)._new_model(rng.normal(size=(5, 100_000)), 5)
+    assert (model.hidden_shape, model.n_epochs, model.n_chains) == ((16,), 100, 10)
+    model = MVRBMOutlierDetector(random_state=0)._new_model(rng.normal(size=(500, 1000)), 500)
+    assert (model.hidden_shape, model.n_epochs, model.n_chains) == ((256,), 600, None)
+    rows = rng.normal(size=(5, 3000))
+    scores = MVRBMOutlierDetector(random_state=0, n_epochs=2).fit(rows).score_samples(rows)
+    assert np.isfinite(scores).all()

@@ -102,7 +102,15 @@ def test_tiles_are_windows_of_the_cube():
 
 
 def test_samples_are_bytes_or_floats_with_at_least_two_axes(tmp_path):
-    for given, expected in [("bool", "f4"), ("u1", "u1"), ("i8", "f4"), ("f2", "f4"), ("f8", "f8"), (">f8", "f8")]:
+    for given, expected in [
+        ("bool", "f4"),
+        ("u1", "u1"),
+        ("i8", "f8"),
+        ("i2", "f4"),
+        ("f2", "f4"),
+        ("f8", "f8"),
+        (">f8", "f8"),
+    ]:
         np.save(tmp_path / "a.npy", (ARRAY % 2).astype(given))
         read = read_samples(tmp_path / "a.npy")
         assert read.dtype == expected

@@ -6,10 +6,11 @@ import itertools
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from mvrbm import BoltzmannMachine, Categorical, DeepMVRBM, Dense, Gaussian
+from mvrbm import MVRBM, BoltzmannMachine, Categorical, DeepMVRBM, Dense, Gaussian
 from mvrbm.likelihood import log_likelihood
 from mvrbm.models import mvrbm
 from mvrbm.training import (
@@ -422,3 +423,13 @@ def test_no_callback_prints(capfd, tmp_path):
     ]
     Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=callbacks).fit(x, 2, initialize=True)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_monitor_of_an_estimator_accepts_what_fit_accepts():
+    rows = np.random.default_rng(0).random((30, 6))
+    histories = []
+    for data in (rows, rows.reshape(30, 3, 2), pd.DataFrame(rows), rows.tolist(), torch.from_numpy(rows)):
+        model = MVRBM((2, 2), visible_shape=(3, 2), n_epochs=1, random_state=0)
+        model.fit(rows, callbacks=[Monitor(data, validation=data)])
+        histories.append({name: value for name, value in model.history_[0].items() if name != "seconds"})
+    assert all(history == histories[0] for history in histories)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from given_numbers import GivenNumbers
-from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Counts, Dense, RandomSource
+from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Counts, Dense, Poisson, RandomSource
 from mvrbm.likelihood import log_likelihood, log_partition
 from mvrbm.sampling import gibbs
 from mvrbm.training import PCD, Recipe, Trainer
@@ -87,3 +87,8 @@ def test_each_length_has_its_own_distribution():
         Trainer(machine_of(), Recipe(negative=PCD(2), n_epochs=1)).fit(documents)
     with pytest.raises(ValueError, match="the maximum is 4096"):
         Counts(100, length=9).alternatives(torch.zeros(1, 100), 0, (torch.zeros(1), torch.zeros(1)))
+
+
+def test_poisson_counts_beyond_the_largest_rate_are_refused():
+    with pytest.raises(ValueError, match="counts of at most 1,000,000, got 2e"):
+        Poisson(2).check(torch.tensor([[0.0, 2e6]]), "visible")

@@ -106,3 +106,17 @@ def test_recipes_by_name():
         Recipe(rate_factor=0)
     with pytest.raises(ValueError, match="planned_updates"):
         Recipe(planned_updates=0)
+
+
+@pytest.mark.parametrize("recipe", ["default", "generative"])
+@pytest.mark.parametrize("unit", ["gaussian", "gaussian-learned"])
+@pytest.mark.parametrize("seed", range(3))
+def test_coupled_gaussian_layers_stay_bounded_on_strongly_correlated_data(unit, recipe, seed):
+    # The largest eigenvalue of the correlations is close to the number of entries, so the best norm is close to 1.
+    rng = RandomSource(seed)
+    like = torch.empty(0)
+    data = rng.normal((300, 1, 1), like) + 0.1 * rng.normal((300, 12, 12), like)
+    for link in (Dense(), Kronecker(2)):
+        machine = BoltzmannMachine(make_unit(unit, (12, 12)), Gaussian((5, 5)), link)
+        Trainer(machine, recipe, seed=seed).fit({"visible": data}, 10, initialize=True)
+        assert 0.3 < machine.gaussian_norm() < 1

@@ -120,18 +120,19 @@ def _write_table(out: Path, imputer: Any, table: Any, as_json: bool, details: di
     filled = imputer.transform(table)
     with replace_file(out) as file:
         filled.to_csv(file, index=False)
-    treatment = _treatment_of_columns(table, filled)
+    treatment = _treatment_of_columns(table, filled, imputer.encoding_)
     lines = [f"{out}: {words}"]
     lines += [f"{what}: {', '.join(names)}" for what, names in treatment.items() if names]
     opt.show({"out": str(out), **details, **treatment}, as_json, "\n".join(lines))
 
 
-def _treatment_of_columns(table: Any, filled: Any) -> dict[str, list[str]]:
+def _treatment_of_columns(table: Any, filled: Any, encoding: Any) -> dict[str, list[str]]:
     """Return lists of the columns to report: categorical, dropped, and numeric but possibly categorical columns."""
     numeric = table.select_dtypes("number").columns
     kept = numeric.intersection(filled.columns, sort=False)
     return {
-        "categorical columns": list(table.columns.difference(numeric, sort=False)),
+        "categorical columns": list(table.columns[list(encoding.categories)]),
+        "columns of dates": list(table.columns[list(encoding.dates)]),
         "columns dropped because no entry is known": list(table.columns.difference(filled.columns, sort=False)),
         "columns with few whole numbers, treated as numeric (see --categorical)": [
             name for name in kept if _may_be_categorical(table[name])

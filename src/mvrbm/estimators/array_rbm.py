@@ -91,6 +91,8 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         continues = self.warm_start and hasattr(self, "machine_")
         with self._undo_on_error(continues):
             run = self._prepare_run(X, mask, recipe, continues=continues)
+            for callback in callbacks:
+                callback.read_with(lambda data: self._read_layers(data, reset=False))
             self._train_all(run, recipe.n_epochs, callbacks, resume, ignore_mismatch=ignore_mismatch)
         self._raise_if_interrupted()
         return self
@@ -127,13 +129,18 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         """Create the coupling for a visible layer. The machine sets the shapes of the coupling later."""
         return Kronecker(self.rank) if self.coupling is None else unconnected(self.coupling)
 
+    def _new_hidden_shape(self, units: Mapping[str, Unit]) -> tuple[int, ...]:
+        """Return the shape of the hidden layer. By default, it is the shape of the first visible layer."""
+        first = next(iter(units.values()))
+        return first.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
+
     def _new_machines(self, units: dict[str, Unit], batch_size: int) -> list[BoltzmannMachine]:
         """Create machines with the given visible units. `batch_size` is used to check that there is enough memory."""
         first = next(iter(units.values()))
-        shape = first.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
+        shape = self._new_hidden_shape(units)
         links = {name: self._new_coupling(name, units) for name in units}
         for name, unit in units.items():
-            check_axes(links[name], unit, shape)
+            check_axes(links[name], unit, shape, modality=name if len(units) > 1 else None)
         hidden = self._new_hidden(shape, batch_size, first.bias)
         return [BoltzmannMachine(units, hidden, links).to(first.bias.dtype)]
 
@@ -149,6 +156,9 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
                 "MVRBM.inpaint"
             )
         units = self._new_units(layers)
+        if continues:
+            for name, unit in units.items():
+                unit.byte_scale = self.machine_.layers[name].byte_scale
         check_values(layers, units, known)
         machines = self._new_machines(units, min(n_samples(layers), recipe.batch_size))
         if continues:

@@ -75,7 +75,9 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
     def _fill_in(self, batch: Layers, known: Layers, rng: RandomSource, steps: int, burn_in: int) -> dict[str, Tensor]:
         """Return a copy of a batch in which unknown entries are replaced with their means given the known entries."""
-        return conditional_mean(self.machine_, batch, known, rng, steps=steps, burn_in=burn_in, check=False)
+        # Without known entries, chains that clamp nothing give the means of the model.
+        mask = known if any(bool(part.any()) for part in known.values()) else None
+        return conditional_mean(self.machine_, batch, mask, rng, steps=steps, burn_in=burn_in, check=False)
 
     # -- fitted machines --------------------------------------------------------------------------
 
@@ -158,6 +160,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
         first = 0
         for batch in self._filled_batches(layers):
             result = to_array(compute(batch))
+            check_finite(result, first)
             if first == 0:  # the first batch determines shape and dtype
                 results = np.empty((n_samples(layers), *result.shape[1:]), dtype=result.dtype)
             results[first : first + len(result)] = result
@@ -192,6 +195,16 @@ def check_same(machines: Sequence[BoltzmannMachine], others: Sequence[BoltzmannM
     other_configs = [{**machine_config(machine), "dtype": None} for machine in others]
     if configs != other_configs:
         raise ValueError(message)
+
+
+def check_finite(results: Array, first: int = 0) -> None:
+    """Raise ValueError if the result for a sample is not finite. `first` is the index of the first sample."""
+    finite = np.isfinite(results).reshape(len(results), -1).all(1)
+    if not finite.all():
+        raise ValueError(
+            f"the result for sample {first + int(np.argmin(finite))} is not finite, because its values are too far "
+            "from the training data: rescale the sample, or pass float64 data to fit"
+        )
 
 
 def to_array(tensor: Tensor) -> Array:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mvrbm.estimators.parameters import unit_named
 from mvrbm.io.shards import Rows
 from mvrbm.progress import report
 from mvrbm.units import Unit
@@ -21,6 +22,8 @@ Array = NDArray[Any]
 #: Masks of known entries, keyed by layer name, each of shape (n, *layer shape).
 Known = Mapping[str, Tensor]
 
+# Number of samples on disk to inspect for bytes above 1.
+_ROWS_TO_INSPECT = 100
 #: Number of samples per batch in methods that process data in batches.
 ROWS_AT_ONCE = 1024
 
@@ -28,6 +31,26 @@ ROWS_AT_ONCE = 1024
 def model_dtype(layers: Mapping[str, Any]) -> torch.dtype:
     """Return the model dtype for the given data: float64 if any array is float64, otherwise float32."""
     return torch.float64 if any(array.dtype == np.float64 for array in layers.values()) else torch.float32
+
+
+def unit_for(kind: Any, data: Any) -> Unit:
+    """Create units of the given kind for data of shape (n, ...).
+
+    Bytes are scaled to the range of the units, as pixels are, unless all of them are 0 or 1.
+    """
+    unit = unit_named(kind, tuple(data.shape[1:]))
+    if unit.byte_scale != 1 and _has_binary_bytes(data):
+        unit.byte_scale = 1.0
+    return unit
+
+
+def _has_binary_bytes(data: Any) -> bool:
+    """Return whether the data consists of bytes 0 and 1. For samples on disk, look at evenly spaced samples."""
+    if data.dtype not in (np.uint8, torch.uint8):
+        return False
+    if isinstance(data, Rows):
+        data = data[np.unique(np.linspace(0, len(data) - 1, _ROWS_TO_INSPECT).astype(int))]
+    return bool(data.max() == 1)
 
 
 def n_samples(layers: Mapping[str, Any]) -> int:

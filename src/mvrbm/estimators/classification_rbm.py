@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 from mvrbm.couplings import Dense, Kronecker
 from mvrbm.devices import resolve_device, sensible_threads
 from mvrbm.errors import StorageError
-from mvrbm.estimators.batches import Array
+from mvrbm.estimators.batches import Array, unit_for
 from mvrbm.estimators.chains import (
     Chains,
     initial_states,
@@ -185,7 +185,7 @@ class ClassificationMVRBM(ArrayClassifier):
         data = self._read_labeled(X, y, sample_weight, resolve_device(self.device))
         plan = self._plan(len(data.codes), _LEARNING_RATE if self.learning_rate is None else self.learning_rate)
         seed = seed_of(self.random_state)
-        self.machine_ = self._new_machine().to(data.weights)
+        self.machine_ = self._new_machine(data).to(data.weights)
         self.chains_: Chains = {}
         self.n_epochs_ = 0
         self.n_updates_ = 0
@@ -196,8 +196,8 @@ class ClassificationMVRBM(ArrayClassifier):
         self.interrupted_ = interrupt is not None
         return interrupt
 
-    def _new_machine(self) -> BoltzmannMachine:
-        visible = unit_named(self.visible, self.visible_shape_)
+    def _new_machine(self, data: Labeled) -> BoltzmannMachine:
+        visible = unit_for(self.visible, data.samples)
         shape = visible.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
         hidden = unit_named("bernoulli", shape)
         link = Kronecker(self.rank) if self.coupling is None else unconnected(self.coupling)

@@ -20,13 +20,13 @@ from torch.nn.functional import cross_entropy
 
 from mvrbm.devices import resolve_device, sensible_threads
 from mvrbm.estimators.base import check_same
-from mvrbm.estimators.batches import ROWS_AT_ONCE, Array, check_values
+from mvrbm.estimators.batches import ROWS_AT_ONCE, Array, check_values, unit_for
 from mvrbm.estimators.classifier_base import ArrayClassifier
 from mvrbm.estimators.deep import DeepMVRBM, build_stack
 from mvrbm.estimators.inputs import VISIBLE
 from mvrbm.estimators.labels import Labeled
 from mvrbm.estimators.network import StructuredNetwork, class_distance, virtual_adversarial_loss
-from mvrbm.estimators.parameters import seed_of, unit_named
+from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import stored_descent
 from mvrbm.estimators.undo import undo_on_error
 from mvrbm.machine import BoltzmannMachine
@@ -199,7 +199,7 @@ class FineTunedClassifier(ArrayClassifier):
 
     def _new_machines(self, data: Labeled) -> list[BoltzmannMachine]:
         """Create the machines of the stack, with uninitialized parameters."""
-        unit = unit_named(self.visible, self.visible_shape_).to(data.weights.dtype)
+        unit = unit_for(self.visible, data.samples).to(data.weights.dtype)
         stack = self._new_stack()
         return build_stack(unit, stack.layers, rank=stack.rank, hidden=self.hidden)
 

@@ -74,6 +74,8 @@ class GenerationMixin(BaseRBM):
     def inpaint(self, X: Any, mask: Any = None, *, steps: int = 100, burn_in: int = 50) -> Any:
         """Replace unknown entries with their means given the known entries.
 
+        In a sample without known entries, the means are those of the model.
+
         Parameters
         ----------
         X : array

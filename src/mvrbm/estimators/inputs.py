@@ -5,8 +5,8 @@ values when it splits the arrays into batches.
 """
 
 import math
-import warnings
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,23 +14,25 @@ import torch
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, validate_data
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
-from mvrbm.estimators.batches import Array, check_values, has_nan, model_dtype
+from mvrbm.estimators.batches import Array, check_values, has_nan, model_dtype, unit_for
 from mvrbm.estimators.labels import Labeled, label_vector
-from mvrbm.estimators.parameters import is_named, unit_named
+from mvrbm.estimators.parameters import is_named
 from mvrbm.estimators.persistence import forget_names, restore_names, saved_names
 from mvrbm.io.shards import DatasetRows, Rows
 from mvrbm.units import Unit
-from mvrbm.validation import as_shape
+from mvrbm.validation import as_shape, usual_dtype
 
 #: Name of the visible layer in estimators with one visible layer.
 VISIBLE = "visible"
 #: Name of the class label layer.
 LABEL = "label"
 
-# Floating-point dtypes that are kept. Other dtypes are converted to float64, except for bytes (uint8).
+# Dtypes to choose from if the dtype of the data is unknown, as for lists of objects and data frames.
 _DTYPES = [np.float64, np.float32]
+# Types that NumPy converts to arrays without an error, but not to samples.
+_NO_ARRAYS = (str, bytes, os.PathLike, Mapping, Set, Iterator)
 
 
 class ArrayInput:
@@ -75,7 +77,7 @@ class ArrayInput:
         if not weights.sum() > 0:
             raise ValueError("sample_weight must be positive for at least one sample, but all weights are zero")
         dtype = model_dtype({VISIBLE: samples})
-        check_values({VISIBLE: samples}, {VISIBLE: unit_named(self.visible, samples.shape[1:]).to(dtype)})
+        check_values({VISIBLE: samples}, {VISIBLE: unit_for(self.visible, samples).to(dtype)})
         self.classes_ = classes
         return Labeled(
             torch.from_numpy(np.array(samples)).to(device),
@@ -85,8 +87,8 @@ class ArrayInput:
 
     def _read_with(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
         """Validate and return samples and labels. If ``y="no_validation"``, the returned labels are None."""
-        X = _without_wrapper(X)
-        given = X if hasattr(X, "ndim") else np.asarray(X)
+        X = without_wrapper(X)
+        given = as_array(X)
         array_shape = tuple(given.shape[1:]) if given.ndim > 2 else None
         if array_shape is not None and len(given) == 0:
             raise ValueError("the data is empty: at least one sample is required")
@@ -96,13 +98,11 @@ class ArrayInput:
             rows, labels = self._check_stored_rows(X, y, reset=reset)
         else:
             X = X if array_shape is None else np.asarray(given).reshape(len(given), -1)
-            dtype = None if getattr(given, "dtype", None) == np.uint8 else _DTYPES
-            checked = validate_data(self, X, y, reset=reset, dtype=dtype, ensure_all_finite=False)
+            checked = validate_data(self, X, y, reset=reset, dtype=dtype_for(given), ensure_all_finite=False)
             rows, labels = checked if isinstance(checked, tuple) else (checked, None)
         if reset:
             self.visible_shape_ = self._sample_shape(self.n_features_in_, array_shape)
             self._takes_arrays = array_shape is not None
-            self._warn_of_binary_bytes(rows)
         return rows.reshape(len(rows), *self.visible_shape_), labels
 
     def _check_stored_rows(self, X: Rows, y: Any, *, reset: bool) -> tuple[Rows, Any]:
@@ -131,15 +131,6 @@ class ArrayInput:
             raise ValueError(f"{type(self).__name__} expects matrices, got samples of shape {shape}: use TVRBM")
         return shape
 
-    def _warn_of_binary_bytes(self, rows: Any) -> None:
-        """Warn if all bytes are 0 or 1 but the units scale byte data, usually by 1 / 255."""
-        if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.max() > 1:
-            return
-        scale = unit_named(self.visible, self.visible_shape_).byte_scale
-        if scale != 1:
-            message = f"byte data is divided by {1 / scale:g}, but all bytes are 0 or 1: pass them as floats"
-            warnings.warn(message, stacklevel=5)
-
     def _outward(self, samples: Tensor, like: Any = None) -> Array:
         """Convert samples to arrays or flattened rows, to match `like` if given and the training data otherwise."""
         array: Array = samples.detach().cpu().numpy()
@@ -159,22 +150,96 @@ class ArrayInput:
         restore_names(self, described["feature_names"])
 
 
-def _without_wrapper(X: Any) -> Any:
-    """Convert tensors to arrays, and wrap PyTorch datasets to load samples on demand. Return other data unchanged."""
+def without_wrapper(X: Any) -> Any:
+    """Convert tensors to arrays, and wrap PyTorch datasets to load samples on demand. Return other data unchanged.
+
+    A data loader stands for its dataset: estimators choose the order and the size of the batches themselves.
+    """
+    if isinstance(X, DataLoader):
+        plain = isinstance(X.sampler, SequentialSampler | RandomSampler) and X.collate_fn is default_collate
+        if not plain or isinstance(X.dataset, IterableDataset):
+            raise ValueError(
+                "X must not be a DataLoader with its own sampler, its own collate_fn or an iterable dataset: pass a "
+                "map-style dataset, or train with mvrbm.training.Trainer, which accepts any loader"
+            )
+        X = X.dataset
     if isinstance(X, IterableDataset):
         raise ValueError("X must be a map-style dataset (with len() and indexing), got an IterableDataset")
+    if X is None or (isinstance(X, _NO_ARRAYS) and not hasattr(X, "ndim")):  # some sparse matrices are mappings
+        kind = "None" if X is None else f"a {type(X).__name__}"
+        hint = ": use MMVRBM for several arrays per sample" if isinstance(X, Mapping) else ""
+        hint = ": read the file first, for example with numpy.load" if isinstance(X, str | os.PathLike) else hint
+        raise ValueError(f"X must be an array of samples, got {kind}{hint}")
     if isinstance(X, Tensor):
-        return X.detach().cpu().numpy()
+        return (X.float() if X.dtype == torch.bfloat16 else X).detach().cpu().numpy()
     return DatasetRows(X) if isinstance(X, Dataset) else X
+
+
+def as_array(X: Any) -> Any:
+    """Return `X` if it has axes, or convert it to an array. Raise ValueError for values that are not numbers."""
+    if not hasattr(X, "ndim"):
+        try:
+            X = np.asarray(X)
+        except ValueError as error:
+            raise ValueError(f"all samples in X must have the same shape: {error}") from error
+    dtype = getattr(X, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind in "USMmV":
+        raise ValueError(f"X must contain numbers, got an array of type {dtype}")
+    for name in getattr(X, "columns", ()):
+        if X[name].ndim == 1 and getattr(X[name].dtype, "kind", "O") not in "biuf" and _not_numeric(X[name]):
+            raise ValueError(f"column {name!r} of X is not numeric: drop it, or replace it with numbers")
+    return X
+
+
+def _not_numeric(column: Any) -> bool:
+    try:
+        np.asarray(column, dtype=np.float64)
+    except (TypeError, ValueError):
+        return True
+    return False
+
+
+def dtype_for(given: Any) -> Any:
+    """Return the dtype argument for scikit-learn's validation of `given`: None keeps the dtype."""
+    dtype = getattr(given, "dtype", None)
+    if dtype == np.uint8:
+        return None
+    return usual_dtype(dtype) if isinstance(dtype, np.dtype) and dtype.kind in "biuf" else _DTYPES
 
 
 def by_modality(X: Any) -> dict[str, Any]:
     """Return the data as a dict keyed by modality name. The modalities in a tuple are named "0", "1", and so on."""
     if isinstance(X, Mapping):
-        return dict(X)
+        return {name: _array_or_labels(part, name) for name, part in X.items()}
     if isinstance(X, tuple):
-        return {str(number): part for number, part in enumerate(X)}
+        return {str(number): _array_or_labels(part, str(number)) for number, part in enumerate(X)}
     raise ValueError(f"X must be a dict or tuple with one array per modality, got {type(X).__name__}")
+
+
+def _array_or_labels(part: Any, name: str) -> Any:
+    """Convert a modality to an array of numbers or labels. None stands for a modality to predict."""
+    if isinstance(part, Tensor | Dataset | DataLoader):
+        part = without_wrapper(part)
+    try:
+        return None if part is None else np.asarray(part)
+    except ValueError as error:
+        raise ValueError(f"all samples of modality {name!r} must have the same shape: {error}") from error
+
+
+def check_modalities(parts: Mapping[str, Any], expected: Sequence[str]) -> None:
+    """Raise ValueError if `parts` contains a modality that the model does not have."""
+    if unknown := [name for name in parts if name not in expected]:
+        raise ValueError(f"the model has no modality {unknown[0]!r}, only {list(expected)}")
+
+
+def _as_numbers(array: Array, name: str) -> Array:
+    """Convert an array of objects to floats."""
+    try:
+        if array.dtype.kind == "O":
+            return array.astype(np.float64)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"modality {name!r} must contain numbers, got an array of type {array.dtype}")
 
 
 def read_modalities(X: Any, shapes: Mapping[str, tuple[int, ...]] | None) -> dict[str, Array]:
@@ -183,18 +248,24 @@ def read_modalities(X: Any, shapes: Mapping[str, tuple[int, ...]] | None) -> dic
     `shapes` contains the expected sample shape of each modality. If it is None, samples may have any shape.
     """
     parts = by_modality(X)
-    if shapes is not None and set(parts) != set(shapes):
-        raise ValueError(f"expected modalities {list(shapes)}, got {list(parts)}")
+    if shapes is not None:
+        check_modalities(parts, list(shapes))
+        if missing := [name for name in shapes if name not in parts]:
+            raise ValueError(f"X lacks the modality {missing[0]!r}: it must contain {list(shapes)}, got {list(parts)}")
     layers = {}
     for name in shapes or parts:
         array = np.asarray(parts[name])
+        if array.dtype.kind not in "biuf":
+            array = _as_numbers(array, name)
         if array.ndim < 2:
             raise ValueError(
                 f"modality '{name}' must have at least 2 axes (the first indexes the samples), got shape {array.shape}"
             )
+        if 0 in array.shape[1:]:
+            raise ValueError(f"samples of modality '{name}' must not be empty, got shape {array.shape[1:]}")
         if shapes is not None and array.shape[1:] != shapes[name]:
             raise ValueError(f"samples of modality '{name}' must have shape {shapes[name]}, got {array.shape[1:]}")
-        layers[name] = array if array.dtype in (np.uint8, *_DTYPES) else array.astype(np.float64)
+        layers[name] = array.astype(usual_dtype(array.dtype), copy=False)
     lengths = {name: len(array) for name, array in layers.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(f"all modalities must have the same, nonzero number of samples, got {lengths}")

@@ -14,11 +14,11 @@ from torch import Tensor
 from mvrbm.couplings import Coupling, Dense, Kronecker
 from mvrbm.devices import sensible_threads
 from mvrbm.estimators.array_rbm import ArrayRBM
-from mvrbm.estimators.batches import Array, batches, joined, known_entries, model_dtype
+from mvrbm.estimators.batches import Array, batches, joined, known_entries, model_dtype, unit_for
 from mvrbm.estimators.chains import initial_states_with_labels, match_labels
-from mvrbm.estimators.inputs import by_modality, read_modalities
+from mvrbm.estimators.inputs import by_modality, check_modalities, read_modalities
 from mvrbm.estimators.labels import classes_from, describe_classes, label_codes, label_vector
-from mvrbm.estimators.parameters import is_named, unconnected, unit_named
+from mvrbm.estimators.parameters import is_named, unconnected
 from mvrbm.sampling import label_log_posterior
 from mvrbm.saving import register
 from mvrbm.training.callbacks import Callback
@@ -49,7 +49,8 @@ class MMVRBM(ArrayRBM):
         Rank of the Kronecker couplings.
     coupling : Coupling, str, or dict of str to Coupling or str, optional
         Coupling for all modalities, or a dict with one coupling per modality. The dict may omit labels. Default:
-        ``Kronecker(rank)``, and ``Dense()`` for labels.
+        ``Kronecker(rank)``, and ``Dense()`` for labels and for samples whose number of axes differs from that of the
+        hidden layer.
     visible : str or dict of str to str, default="bernoulli"
         Unit type for all modalities, or a dict with one unit type per modality. The dict may omit labels.
     hidden, n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps, warm_start
@@ -126,16 +127,19 @@ class MMVRBM(ArrayRBM):
     def _new_units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:
         kinds = self._kinds(list(layers))
         dtype = model_dtype(layers)
-        return {name: unit_named(kinds[name], array.shape[1:]).to(dtype) for name, array in layers.items()}
+        return {name: unit_for(kinds[name], array).to(dtype) for name, array in layers.items()}
 
     def _kinds(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the unit type of each modality."""
         return _by_modality(self.visible, names, "visible", dict.fromkeys(self._label_names, "categorical"))
 
     def _new_coupling(self, layer: str, units: Mapping[str, Unit]) -> Coupling:
+        defaults = {name: Dense() for name, unit in units.items() if _is_label(unit)}
+        if self.coupling is None:
+            order = len(self._new_hidden_shape(units))
+            defaults |= {name: Dense() for name, unit in units.items() if len(unit.shape) != order}
         value = Kronecker(self.rank) if self.coupling is None else self.coupling
-        labels = {name: Dense() for name, unit in units.items() if _is_label(unit)}
-        return unconnected(_by_modality(value, list(units), "coupling", labels)[layer])
+        return unconnected(_by_modality(value, list(units), "coupling", defaults)[layer])
 
     def _masks_by_layer(self, mask: Any) -> Mapping[str, Any]:
         return by_modality(mask)
@@ -197,6 +201,7 @@ class MMVRBM(ArrayRBM):
         check_is_fitted(self)
         machine = self.machine_
         given = {name: part for name, part in by_modality(X).items() if part is not None}
+        check_modalities(given, list(machine.layers))
         absent = [name for name in machine.layers if name not in given]
         if not given or not absent:
             raise ValueError(f"X must contain some but not all of the modalities {self.modalities_}, got {list(given)}")

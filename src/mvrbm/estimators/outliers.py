@@ -15,14 +15,14 @@ from sklearn.base import OutlierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from mvrbm.couplings import Dense, Kronecker
-from mvrbm.estimators.base import as_rows
+from mvrbm.estimators.base import as_rows, check_finite
 from mvrbm.estimators.batches import ROWS_AT_ONCE, Array, batches
-from mvrbm.estimators.inputs import VISIBLE
+from mvrbm.estimators.inputs import VISIBLE, as_array, dtype_for, without_wrapper
 from mvrbm.estimators.parameters import unit_named
 from mvrbm.estimators.persistence import SavedEstimator, forget_names, restore_names, saved_names
 from mvrbm.estimators.rbm import TVRBM
 from mvrbm.estimators.undo import undo_on_error
-from mvrbm.io.shards import Shards
+from mvrbm.io.shards import Rows
 from mvrbm.likelihood.masked import block_masks, masked_errors
 from mvrbm.random import RandomSource
 from mvrbm.saving import ESTIMATOR, register
@@ -32,6 +32,13 @@ from mvrbm.validation import as_shape, number, whole_number
 
 # Number of updates if `n_epochs` is None.
 _UPDATES = 3000
+# Number of columns above which training with the default settings has proportionally fewer updates and chains, and at
+# most one hidden unit per sample.
+_MANY_COLUMNS = 1024
+# Minimum numbers of updates, chains and hidden units for many columns.
+_FEWEST_UPDATES = 100
+_FEWEST_CHAINS = 10
+_FEWEST_HIDDEN = 16
 # Maximum size of a hidden axis if `hidden_shape` is None and samples are arrays.
 _LARGEST_AXIS = 32
 # Maximum number of hidden units if `hidden_shape` is None and samples are rows.
@@ -66,7 +73,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     ----------
     hidden_shape : tuple of int, optional
         Shape of the hidden layer, with as many axes as a sample. Default: the shape of a sample, limited to 32 units
-        per axis, or to 256 units if samples are rows.
+        per axis, or to 256 units if samples are rows. If rows have more than 1,024 columns, it is also limited to one
+        unit per sample, but at least 16.
     rank : int, default=8
         Rank of the Kronecker coupling for matrices and tensors. Rows and arrays with at most 256 entries use a
         ``Dense`` coupling instead.
@@ -85,7 +93,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         Number of masks. It must be even, because masks come in pairs: the second mask of a pair hides the blocks that
         the first mask shows.
     n_epochs : int, optional
-        Number of epochs. Default: enough epochs for 3,000 updates.
+        Number of epochs. Default: enough epochs for 3,000 updates, or fewer (at least 100) if rows have more than
+        1,024 columns.
     batch_size, learning_rate : optional
         See :class:`MVRBM`.
     recipe : str or Recipe, default="generative"
@@ -145,7 +154,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
 
         Parameters
         ----------
-        X : array of shape (n, \*visible_shape) or (n, n_features), or Shards
+        X : array of shape (n, \*visible_shape) or (n, n_features), Shards or Dataset
             Training data.
         y : None
             Not used, present here for API consistency by convention.
@@ -196,16 +205,24 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         shape = data.shape[1:] if self.visible_shape is None else as_shape(self.visible_shape, "visible_shape")
         recipe = as_recipe(self.recipe)
         batch_size = whole_number(recipe.batch_size if self.batch_size is None else self.batch_size, "batch_size")
-        n_epochs = math.ceil(_UPDATES / math.ceil(n / batch_size)) if self.n_epochs is None else self.n_epochs
+        is_small = len(shape) == 1 or math.prod(shape) <= _SMALL
+        excess = max(1.0, shape[0] / _MANY_COLUMNS) if len(shape) == 1 else 1.0
         hidden_shape = self.hidden_shape
         if hidden_shape is None:
             largest = _LARGEST_ROW if len(shape) == 1 else _LARGEST_AXIS
+            if excess > 1:
+                largest = min(largest, max(n, _FEWEST_HIDDEN))
             hidden_shape = tuple(min(size, largest) for size in shape)
+        n_epochs = self.n_epochs
+        if n_epochs is None:
+            n_epochs = math.ceil(max(_FEWEST_UPDATES, _UPDATES / excess) / math.ceil(n / batch_size))
+        n_chains = None
+        if isinstance(self.recipe, str) and recipe.negative.chain_shape and excess > 1:
+            n_chains = max(_FEWEST_CHAINS, math.ceil(recipe.negative.n_chains / excess))
         kind = self.visible
         if kind == "auto":
             kind = "bernoulli" if data.dtype == np.uint8 or _within_unit_interval(data) else "gaussian"
         self._block(unit_named(kind, shape))  # raises an error before training if `block_shape` is invalid
-        is_small = len(shape) == 1 or math.prod(shape) <= _SMALL
         return TVRBM(
             hidden_shape,
             coupling=Dense() if is_small else Kronecker(self.rank),
@@ -215,6 +232,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
             batch_size=batch_size,
             learning_rate=self.learning_rate,
             recipe=recipe,
+            n_chains=n_chains,
             random_state=self.random_state,
             device=self.device,
             verbose=self.verbose,
@@ -263,17 +281,18 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
 
         The values are validated later, when the model is trained or when batches are scored.
         """
-        X = X.detach().cpu().numpy() if isinstance(X, torch.Tensor) else X
-        given = X if hasattr(X, "ndim") else np.asarray(X)
+        X = without_wrapper(X)
+        given = as_array(X)
         if given.ndim > 2 and not reset and tuple(given.shape[1:]) != self.visible_shape_:
             raise ValueError(f"samples must have shape {self.visible_shape_}, got {tuple(given.shape[1:])}")
-        if isinstance(X, Shards):
+        if isinstance(X, Rows):
             if reset:
                 forget_names(self)
+            elif math.prod(X.shape[1:]) != self.n_features_in_:
+                raise ValueError(f"samples must have shape {self.visible_shape_}, got {X.shape[1:]}")
             return X
         rows = given.reshape(len(given), math.prod(given.shape[1:])) if given.ndim > 2 else X
-        dtype = None if getattr(given, "dtype", None) == np.uint8 else [np.float64, np.float32]
-        checked = validate_data(self, rows, reset=reset, dtype=dtype, ensure_all_finite=False)
+        checked = validate_data(self, rows, reset=reset, dtype=dtype_for(given), ensure_all_finite=False)
         return checked.reshape(given.shape) if given.ndim > 2 else checked
 
     def _block(self, unit: Unit) -> tuple[int, ...]:
@@ -298,7 +317,9 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         for errors, variances, observed in self._errors(data, parts=2, rounds=self.n_masks // 2, check=check):
             counts = as_rows(observed).sum(1).clip(1)
             means.append([as_rows(values).sum(1) / counts for values in (errors, variances)])
-        return np.concatenate(means, 1)
+        found = np.concatenate(means, 1)
+        check_finite(found.T)
+        return found
 
     def _errors(
         self, data: Any, *, parts: int, rounds: int, check: bool = True

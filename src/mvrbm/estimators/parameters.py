@@ -135,12 +135,17 @@ def unconnected(coupling: Any, what: str = "coupling") -> Coupling:
     return coupling.copy_without_shapes()
 
 
-def check_axes(link: Coupling, unit: Unit, hidden_shape: tuple[int, ...]) -> None:
+def check_axes(link: Coupling, unit: Unit, hidden_shape: tuple[int, ...], modality: str | None = None) -> None:
     """Raise ValueError if a Kronecker coupling connects layers with different numbers of axes."""
     if link.name != Kronecker.name or len(unit.shape) == len(hidden_shape):
         return
     axes = "1 axis" if len(hidden_shape) == 1 else f"{len(hidden_shape)} axes"
     hint = ", or pass visible_shape if each row is a flattened array" if len(unit.shape) == 1 else ""
+    if modality is not None:
+        raise ValueError(
+            f"hidden_shape {hidden_shape} has {axes}, but samples of modality {modality!r} have shape {unit.shape}: "
+            f"use coupling=Dense() for this modality"
+        )
     raise ValueError(
         f"hidden_shape {hidden_shape} has {axes}, but samples of shape {unit.shape} have {len(unit.shape)}: use the "
         f"same number of axes{hint}"

@@ -15,9 +15,9 @@ from torch import Tensor
 from mvrbm.couplings import Coupling, Dense
 from mvrbm.errors import StorageError
 from mvrbm.estimators.array_rbm import ArrayRBM
-from mvrbm.estimators.batches import Array, model_dtype
+from mvrbm.estimators.batches import Array, model_dtype, unit_for
 from mvrbm.estimators.inputs import VISIBLE, ArrayInput
-from mvrbm.estimators.parameters import unconnected, unit_named
+from mvrbm.estimators.parameters import unconnected
 from mvrbm.saving import register
 from mvrbm.units import Bernoulli, Unit
 
@@ -29,7 +29,7 @@ class SingleLayerRBM(ArrayInput, ArrayRBM):
         return {VISIBLE: self._read(X, reset=reset)}
 
     def _new_units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:
-        return {VISIBLE: unit_named(self.visible, tuple(layers[VISIBLE].shape[1:])).to(model_dtype(layers))}
+        return {VISIBLE: unit_for(self.visible, layers[VISIBLE]).to(model_dtype(layers))}
 
     def _masks_by_layer(self, mask: Any) -> Mapping[str, Any]:
         return {VISIBLE: mask}

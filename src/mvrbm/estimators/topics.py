@@ -23,9 +23,11 @@ from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
 from mvrbm.estimators.base import to_array
 from mvrbm.estimators.batches import ROWS_AT_ONCE, Array
+from mvrbm.estimators.inputs import as_array, without_wrapper
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names
 from mvrbm.estimators.undo import undo_on_error
+from mvrbm.io.shards import Rows
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import read_machine, register, write_machine
 from mvrbm.training.callbacks import Callback, ProgressBar
@@ -38,6 +40,8 @@ from mvrbm.validation import number, whole_number
 
 #: Name of the visible layer.
 WORDS = "words"
+# Maximum number of words in a training document. Training draws each word separately.
+_LONGEST = 1_000_000
 # Maximum number of entries in an intermediate array when computing next-word probabilities.
 _ENTRIES_AT_ONCE = 2**22
 # Beta coefficients for Adam. The first coefficient is lower than the default, because the gradients of contrastive
@@ -219,6 +223,10 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
     def _prepare(self, X: Any, *, continues: bool) -> Any:
         """Validate documents and return the word counts. Create a new machine unless training continues."""
         counts = self._counts(X, reset=not continues)
+        if (longest := float(counts.sum(1).max())) > _LONGEST:
+            raise ValueError(
+                f"a document in X has {longest:.3g} words, but the maximum is {_LONGEST:,}: divide the counts"
+            )
         if not continues:
             topics = Bernoulli(whole_number(self.n_components, "n_components"))
             machine = BoltzmannMachine({WORDS: Counts(counts.shape[1])}, topics, {WORDS: Dense()})
@@ -373,6 +381,8 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
 
     def _counts(self, X: Any, *, reset: bool) -> Any:
         """Validate documents and return them as a sparse float32 matrix of shape (n, n_features)."""
+        X = without_wrapper(X)
+        X = X if sparse.issparse(X) else as_array(np.asarray(X) if isinstance(X, Rows) else X)
         checked = validate_data(self, X, reset=reset, accept_sparse="csr", dtype=np.float32)
         counts = sparse.csr_matrix(checked)
         if counts.nnz and counts.data.min() < 0:

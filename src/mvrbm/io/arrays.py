@@ -21,6 +21,7 @@ from mvrbm.io.pictures import read_picture
 from mvrbm.io.shards import Rows, Shards, StoredRows, is_folder_of_shards
 from mvrbm.io.tables import STORES, TABLES, open_stored, read_table, table_labels, table_samples
 from mvrbm.io.untrusted import check_regular_file
+from mvrbm.validation import usual_dtype
 
 __all__ = [
     "contact_sheet",
@@ -142,9 +143,8 @@ def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[
         raise InputError(
             f"expected samples along the first axis and at least 2 axes, but {source} has shape {array.shape}"
         )
-    if array.dtype not in (np.uint8, np.float32, np.float64) or not array.dtype.isnative:
-        array = array.astype(np.float64 if array.dtype.itemsize == 8 and array.dtype.kind == "f" else np.float32)
-    return array
+    usual = usual_dtype(array.dtype)
+    return array if array.dtype == usual and array.dtype.isnative else array.astype(usual)
 
 
 def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Array:

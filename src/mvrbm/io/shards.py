@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mvrbm.errors import InputError, ShardError
 from mvrbm.io.formats import check_mapped, open_npy
+from mvrbm.validation import usual_dtype
 
 __all__ = ["DatasetRows", "Rows", "ShardError", "Shards", "StoredRows", "is_folder_of_shards"]
 
@@ -139,7 +140,7 @@ class StoredRows(Rows):
 
     def __init__(self, array: Any) -> None:
         self._array = array
-        super().__init__(array.shape[0], array.shape[1:], _usual(array.dtype))
+        super().__init__(array.shape[0], array.shape[1:], usual_dtype(array.dtype))
 
     def _read(self, numbers: Array) -> Array:
         increasing, places = np.unique(numbers, return_inverse=True)
@@ -163,7 +164,7 @@ class DatasetRows(Rows):
         if len(dataset) == 0:
             raise ShardError("the data is empty, but at least one sample is required")
         first = self._item(0)
-        super().__init__(len(dataset), first.shape, _usual(first.dtype))
+        super().__init__(len(dataset), first.shape, usual_dtype(first.dtype))
 
     def _item(self, number: int) -> Array:
         item = self._dataset[number]
@@ -175,11 +176,6 @@ class DatasetRows(Rows):
             if item.size != math.prod(self._sample):
                 raise ShardError(f"dataset item {number} has shape {item.shape}, but item 0 has shape {self._sample}")
         return np.stack(items)
-
-
-def _usual(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype (uint8, float32 or float64) to which data of a given dtype is converted."""
-    return np.dtype(dtype if dtype in (np.uint8, np.float64) else np.float32)
 
 
 def _mapped(path: Path) -> Array:

@@ -278,7 +278,7 @@ def mean_field(
 def conditional_mean(
     machine: BoltzmannMachine,
     visible: Visible,
-    mask: Visible,
+    mask: Visible | None,
     rng: RandomSource,
     *,
     steps: int = 100,

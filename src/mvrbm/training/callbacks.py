@@ -7,6 +7,7 @@ import csv
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TextIO
 
@@ -114,6 +115,9 @@ class Callback:
     def on_log(self, trainer: TrainingRun, row: dict[str, float]) -> None:
         """Called after metrics are added to the history."""
 
+    def read_with(self, read: Callable[[Any], Any]) -> None:
+        """Called by an estimator before training, with the function that converts its data to arrays by layer."""
+
     def for_layer(self, number: int) -> Callback:
         """Return the callback to use for one machine in a stack."""
         return self
@@ -204,7 +208,7 @@ class Monitor(Periodic):
     Parameters
     ----------
     data : array or mapping of arrays
-        Training samples to compute the metrics on. A few hundred samples are enough.
+        Training samples to compute the metrics on, in any format that `fit` accepts. A few hundred samples are enough.
     validation : array or mapping of arrays, optional
         Held-out samples, about as many as in `data`.
     every : int, optional
@@ -261,6 +265,11 @@ class Monitor(Periodic):
             raise ValueError("Monitor requires at least one sample without missing entries")
         places = np.linspace(0, len(complete) - 1, min(len(complete), n_samples)).astype(int)
         return cls(samples[complete[np.unique(places)]], **options)
+
+    def read_with(self, read: Callable[[Any], Any]) -> None:
+        self._given = read(self._given)
+        if self._given_validation is not None:
+            self._given_validation = read(self._given_validation)
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
         self._data = _all_of(self._given, trainer)

@@ -11,7 +11,7 @@ from mvrbm.errors import DivergenceError
 from mvrbm.interrupt import finish_on_interrupt
 from mvrbm.training.epochs import EpochLoop
 from mvrbm.training.trainer import Trainer
-from mvrbm.updates.step import check_size
+from mvrbm.updates.step import check_size, limit_overshoot
 
 
 class Outcome(NamedTuple):
@@ -107,6 +107,7 @@ def _fit_group(trainers: Sequence[Trainer], data: Sequence[Any], initialize: boo
                 diverged = loop.store()
             loop.balance(recipe)
             for state in states:
+                limit_overshoot(state.machine)
                 state.epoch += 1
                 state.batch = 0
             if not last:

@@ -34,7 +34,7 @@ from mvrbm.updates.gradient import WHOLE, Share
 from mvrbm.updates.initialization import prepare_state
 from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.updates.state import TrainState
-from mvrbm.updates.step import balance, check_size, check_training_memory
+from mvrbm.updates.step import balance, check_size, check_training_memory, limit_overshoot
 from mvrbm.updates.update import UpdateSettings
 from mvrbm.validation import whole_number
 
@@ -381,6 +381,7 @@ class Trainer:
         self.state.batch = 0
         # Epochs start from the rounded parameters, so checkpoints saved between epochs can be smaller.
         self.state.exact = {}
+        limit_overshoot(self.machine)
         try:
             self.machine.check_bounded()
         except ValueError as error:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
-from mvrbm.validation import all_finite, as_shape, choice
+from mvrbm.validation import as_shape, choice
 
 #: Registry of units: maps each name, as used on the command line and in files, to a function that builds the unit.
 UNITS: dict[str, Callable[..., Unit]] = {}
@@ -80,8 +80,8 @@ class Unit(nn.Module, ABC):
     gaussian: ClassVar[bool] = False
     #: Whether the zero point of the data is arbitrary, as for temperatures in degrees Celsius.
     arbitrary_zero: ClassVar[bool] = False
-    #: Scale factor that :meth:`from_data` applies to uint8 data.
-    byte_scale: ClassVar[float] = 1.0
+    #: Scale factor that :meth:`from_data` applies to uint8 data. Estimators set it to 1 if all bytes are 0 or 1.
+    byte_scale: float = 1.0
     #: Whether samples follow an energy function. If False, free energies and likelihoods are undefined.
     has_energy: ClassVar[bool] = True
     #: Number of trailing modes that form one site: 0 if each entry is a site, 1 if each row is.
@@ -259,11 +259,19 @@ class Unit(nn.Module, ABC):
 
     def check(self, x: Tensor, layer: str) -> None:
         """Raise ValueError if `x`, of shape (n, *shape), contains invalid values for these units."""
-        if not all_finite([x]):
+        if not x.numel():
+            return
+        low, high = (float(end) for end in x.detach().aminmax())
+        if not (math.isfinite(low) and math.isfinite(high)):
             bad = int((~torch.isfinite(x)).sum())
             raise ValueError(
                 f"layer '{layer}' contains NaN or infinite values ({bad} of {x.numel()}); "
                 "replace them or mark them as unknown with a mask"
+            )
+        if max(-low, high) > LARGEST_PARAMETER:
+            raise ValueError(
+                f"the data of layer '{layer}' reaches {low if -low > high else high:.3g}, but the largest supported "
+                f"magnitude is {LARGEST_PARAMETER:g}: rescale the data"
             )
 
     def check_parameters(self, layer: str) -> None:

@@ -18,6 +18,9 @@ _SMALLEST_RELATIVE_VARIANCE = 1e-2
 # Variance to use if all entries are constant, relative to the largest squared mean.
 _CONSTANT_RELATIVE_VARIANCE = 1e-6
 
+# Minimum standard deviation, relative to the mean.
+_SMALLEST_RELATIVE_SCALE = 1e-12
+
 # With nodes half a standard deviation apart, the trapezoidal rule has a relative error of about
 # exp(-2 (2 pi)^2) = 5e-35 for mixtures of Gaussians of that width. The density at both ends is below exp(-50).
 _NODE_SPACING = 0.5
@@ -179,7 +182,8 @@ class Gaussian(Unit):
         else:
             floor = _CONSTANT_RELATIVE_VARIANCE * ((mean**2).max() or spread.new_tensor(1.0))
         self.bias.copy_(center)
-        spread = torch.maximum(spread, floor)
+        # Rounding errors in large means must not count as variation.
+        spread = torch.maximum(torch.maximum(spread, floor), (_SMALLEST_RELATIVE_SCALE * center) ** 2)
         for name in self._variance_names:  # each parameter accounts for the variance that earlier ones did not
             own = self.get_parameter(name)
             mean_spread = spread.sum_to_size(own.shape) * (own.numel() / spread.numel())

@@ -102,6 +102,11 @@ class Poisson(Unit):
                 f"layer '{layer}' has Poisson units, which require nonnegative integers, got "
                 f"{float(x.detach()[bad][0]):g}; use Gaussian units for other real values"
             )
+        if x.numel() and (largest := float(x.detach().max())) > _LARGEST_RATE:
+            raise ValueError(
+                f"layer '{layer}' has Poisson units, which require counts of at most {_LARGEST_RATE:,.0f}, got "
+                f"{largest:.3g}: divide the counts, or use Gaussian units"
+            )
 
     def unsupported_reason(self, other: Unit) -> str | None:
         """Return the reason why this layer cannot be coupled with `other`, or None if `other` has bounded values."""

@@ -11,7 +11,7 @@ from mvrbm.data.moments import Moments
 from mvrbm.devices import one_thread
 from mvrbm.distributed import World
 from mvrbm.errors import ConstantDataWarning
-from mvrbm.machine import BoltzmannMachine
+from mvrbm.machine import INITIAL_NORM, BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.updates.gradient import Centering
 from mvrbm.updates.recipe import Recipe
@@ -21,6 +21,9 @@ from mvrbm.updates.state import TrainState
 # 128x128, orders 1 to 4, and ranks 1 to 16. The results are in docs/learning.md.
 # Learning rate as a multiple of the inverse curvature.
 _RATE = 3.0
+# The same for coupled Gaussian layers. For a singular value w of the coupling, the gradient of CD-1 is proportional to
+# w (c - c w^4 - w^2 - 1), where c is the variance of the data in that direction. Near w = 1, its slope is -4 (c + 1).
+_GAUSSIAN_RATE = 0.25
 # Upper limit on the computed learning rate.
 _LARGEST_RATE = 0.5
 # Initial standard deviation of the hidden fields.
@@ -83,6 +86,10 @@ def initialize(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
             seen = moments[name]
             count = seen.count if bool(seen.variance.any()) else max(seen.count, _CERTAIN_COUNT)
             unit.initialize_from(seen.mean, seen.variance, count)
+            try:
+                unit.check_parameters(name)
+            except ValueError as error:
+                raise ValueError(f"{error}: rescale the data, so that it varies by about 1") from error
         else:
             unit.bias.zero_()
     machine.hidden.bias.zero_()
@@ -92,6 +99,8 @@ def initialize(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
     std = recipe.std if recipe.std is not None else spread / math.sqrt(power)
     for link in machine.links.values():
         link.initialize(rng, std, factor_std=recipe.factor_std)
+    if recipe.std is None and recipe.factor_std is None:
+        machine.limit_norm(INITIAL_NORM)
     if recipe.centering != "none":
         # The hidden bias compensates for the mean of the data, so that hidden fields are initially close to zero.
         machine.hidden.absorb(-machine.hidden_field(offsets(machine, recipe, moments))[0])
@@ -151,6 +160,8 @@ def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, M
     if not all(map(math.isfinite, ends)):
         # Otherwise, the learning rate may exceed the bound only for a short time, while it decays.
         factor = 1.0 if recipe.rate_decay is None else _RATE
+    if hidden.gaussian and any(unit.gaussian for unit in machine.layers.values()):
+        factor = _GAUSSIAN_RATE
     return min(_LARGEST_RATE, factor / (rows + columns))
 
 

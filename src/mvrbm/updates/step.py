@@ -25,6 +25,10 @@ Move = tuple[Tensor, Tensor, float | Tensor]
 
 # Lower limit on gains. It keeps steps finite if all other factors are zero.
 SMALLEST_GAIN = 1e-12
+# Spectral norm to which :func:`limit_overshoot` limits the coupling between Gaussian layers.
+LARGEST_NORM = 0.999
+# Spectral norm from which :func:`limit_overshoot` considers training as diverged.
+LARGEST_OVERSHOOT = 2.0
 # The next two limits apply at the end of training, because training can recover from larger values. Beyond them, every
 # unit is saturated.
 # Maximum absolute value of an entry in a factor.
@@ -136,6 +140,16 @@ def balance(machine: BoltzmannMachine, recipe: Recipe) -> None:
     if recipe.balance:
         for link in machine.links.values():
             link.balance()
+
+
+def limit_overshoot(machine: BoltzmannMachine) -> None:
+    """Scale down the couplings between Gaussian layers if updates have made the energy slightly unbounded.
+
+    The most likely couplings for strongly correlated data have a norm just below 1, which updates can exceed a little.
+    A larger excess means that training diverges, so the couplings stay unchanged.
+    """
+    if machine.hidden.gaussian and machine.gaussian_norm() < LARGEST_OVERSHOOT:
+        machine.limit_norm(LARGEST_NORM)
 
 
 def fail(recipe: Recipe, update: int, what: str = "a parameter", rate: float | None = None) -> NoReturn:

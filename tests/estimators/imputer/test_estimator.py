@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from sklearn.impute import KNNImputer
+from sklearn.impute import KNNImputer, SimpleImputer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mvrbm
@@ -158,7 +158,8 @@ def test_columns_without_values_are_dropped_or_zero():
     x = np.random.default_rng(0).normal(size=(30, 4))
     x[:, 2] = np.nan
     x[0, 0] = np.nan
-    imputer = MVRBMImputer(random_state=0).fit(x)
+    with pytest.warns(UserWarning, match=r"columns \[2\] have no known entries: transform drops them"):
+        imputer = MVRBMImputer(random_state=0).fit(x)
     assert imputer.transform(x).shape == (30, 3)
     assert list(imputer.get_feature_names_out()) == ["x0", "x1", "x3"]
     kept = MVRBMImputer(random_state=0, keep_empty_features=True).fit_transform(x)
@@ -249,3 +250,31 @@ def test_progress_says_which_error_it_is_and_what_was_chosen(capsys):
         f"{tried}: error on held-out entries is {error:.4g} standard deviations",
         "selected: sample_axes=1, n_factors=1, no correction",
     ]
+
+
+@pytest.mark.filterwarnings("ignore:columns", "ignore:Skipping features")
+@pytest.mark.parametrize("seed", range(5))
+def test_one_row_is_filled_in_as_by_simple_imputer(seed):
+    for row in ([[1.0, np.nan]], [[np.nan, 2.0, 3.0]], [[1.0]]):
+        filled = MVRBMImputer(random_state=seed).fit_transform(row)
+        np.testing.assert_array_equal(filled, SimpleImputer().fit_transform(row))
+        kept = MVRBMImputer(random_state=seed, keep_empty_features=True).fit_transform(row)
+        np.testing.assert_array_equal(kept, SimpleImputer(keep_empty_features=True).fit_transform(row))
+
+
+def test_few_samples_with_many_columns_are_filled_in():
+    x = np.random.default_rng(0).normal(size=(4, 20_000))
+    x[0, :10] = np.nan
+    filled = MVRBMImputer(random_state=0).fit_transform(x)
+    low, high = x[1:, :10].min(0), x[1:, :10].max(0)
+    assert ((filled[0, :10] >= low) & (filled[0, :10] <= high)).all()
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"), [(1e30, r"X reaches .*e\+30.*: rescale X"), (1e-30, "differ by .*: rescale X")]
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_extreme_scales_are_refused(scale, message, dtype):
+    x = (scale * np.random.default_rng(0).normal(size=(20, 3))).astype(dtype)
+    with pytest.raises(ValueError, match=message):
+        MVRBMImputer().fit(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,15 @@ from mvrbm.estimators.imputer.predictor import Predictor
 from mvrbm.estimators.imputer.scaling import Scaling, data_range
 from mvrbm.estimators.imputer.selection import choose_factors, entry_weights, fit_to_shown
 from mvrbm.estimators.imputer.table import TableEncoding
+from mvrbm.estimators.inputs import dtype_for, without_wrapper
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names
 from mvrbm.estimators.undo import undo_on_error
+from mvrbm.io.shards import Rows
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_machines, register, write_machines
+from mvrbm.units.base import LARGEST_PARAMETER
 from mvrbm.validation import all_finite, as_shape, choice, number, whole_number
 
 # Valid values for the parameter `correction`.
@@ -39,6 +43,8 @@ _CORRECTIONS = ("auto", "none", "rectified", "bernoulli")
 _AUTOMATIC_UNITS = "rectified"
 # Minimum number of samples for which `correction="auto"` tries a correction.
 _FEWEST_SAMPLES = 200
+# Maximum number of entries in a sample for which `correction="auto"` tries a correction.
+_MOST_CORRECTED = 10_000
 # Number of hidden units per entry in each layer of the correction if `n_hidden` is None.
 _HIDDEN_PER_ENTRY = 3
 # Maximum number of hidden units in each layer of the correction if `n_hidden` is None.
@@ -69,7 +75,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     correction : {"auto", "none", "rectified", "bernoulli"}, default="auto"
         Type of the hidden units in the correction. ``"none"`` uses only the linear model. ``"auto"`` uses rectified
         units if the correction reduces the error on held-out entries, and no correction otherwise. With fewer than 200
-        samples, it uses no correction.
+        samples, or with more than 10,000 entries per sample, it uses no correction.
     n_factors : int, optional
         Number of factors (hidden units in the linear model). Default: a power of two, selected by the error on
         held-out entries.
@@ -82,6 +88,9 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     categorical_features : {"from_dtype"}, array of int, str or bool, or None, default="from_dtype"
         Categorical columns in 2-D data, given as indices, names or a mask. ``"from_dtype"`` selects the non-numeric
         columns of a data frame. Missing entries in categorical columns are replaced with the most probable category.
+        Columns of dates are treated as numbers instead, and filled in with dates in the same format. Text columns with
+        more than 20 different values, in more than half of the rows, are not part of the model and are returned
+        unchanged. Convert them to dtype ``"category"`` to use them as categories.
     n_epochs : int, optional
         Number of epochs for training the correction. Default: enough epochs for 3,000 to 6,000 updates, depending on
         the number of samples.
@@ -201,7 +210,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
     def _tries_correction(self, n_samples: int) -> bool:
         if self.correction == "auto":
-            return n_samples >= _FEWEST_SAMPLES
+            return n_samples >= _FEWEST_SAMPLES and math.prod(self._sample_shape()) <= _MOST_CORRECTED
         return self.correction != "none"
 
     def _train_correction(
@@ -292,12 +301,17 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         """Return the column names of the output of :meth:`transform`."""
         check_is_fitted(self)
         names: Array = super().get_feature_names_out(input_features)
-        return names[self._encoding.kept]
+        return names[self._encoding.returned]
 
     @property
     def n_factors_(self) -> int:
         """Number of factors."""
         return math.prod(self.machine_.hidden.shape)
+
+    @property
+    def encoding_(self) -> TableEncoding:
+        """Treatment of the columns of a table: categories, dates, and columns that are copied or dropped."""
+        return self._encoding
 
     @property
     def visible_shape_(self) -> tuple[int, ...]:
@@ -325,17 +339,31 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
     def _read(self, X: Any, *, reset: bool) -> Tensor:
         """Validate the data and return it as encoded rows of shape (n, entries), with NaN for missing entries."""
+        X = without_wrapper(X)
+        X = np.asarray(X) if isinstance(X, Rows) else X
         if reset:
             self._encoding = TableEncoding.of(X, self.categorical_features)
-        elif self._encoding.categories:
+        elif self._encoding.is_mixed:
             validate_data(self, X, reset=False, skip_check_array=True)  # validates the order of the columns
         X, shape = self._encoding.to_numbers(X)
-        checked = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
+        dtype = dtype_for(X) or np.float32
+        checked = validate_data(self, X, reset=reset, dtype=dtype, ensure_all_finite="allow-nan")
+        largest = np.nanmax(np.abs(checked)) if checked.size and not np.isnan(checked).all() else 0.0
+        if largest > LARGEST_PARAMETER:
+            raise ValueError(
+                f"X reaches {largest:.3g}, but the largest supported magnitude is {LARGEST_PARAMETER:g}: rescale X"
+            )
+        if reset and 0 < (spread := np.nanmax(checked) - np.nanmin(checked) if largest else 0) < 1 / LARGEST_PARAMETER:
+            raise ValueError(f"the values in X differ by at most {spread:.3g}, which is too little: rescale X")
         if reset:
             self._shape_in = shape
             self._encoding.learn_kept(checked, keep_all=self.keep_empty_features or len(shape) > 1)
             if bool(np.isnan(checked).all()):
                 raise ValueError("all entries are missing: fit requires at least one known entry")
+            if dropped := np.flatnonzero(~self._encoding.returned).tolist():
+                names = getattr(self, "feature_names_in_", np.arange(len(self._encoding.kept)))[dropped].tolist()
+                advice = "transform drops them (use keep_empty_features=True to keep them)"
+                warnings.warn(f"columns {names} have no known entries: {advice}", stacklevel=3)
         elif shape != self._shape_in:
             raise ValueError(f"samples must have shape {self._shape_in}, got {shape}")
         return torch.tensor(self._encoding.encode(checked))

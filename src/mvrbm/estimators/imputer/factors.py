@@ -245,7 +245,7 @@ def _initial_factors(
     if n_new <= 0:
         return found
     residuals = torch.where(known, z - found.conditional_mean(z, known), 0.0)
-    share_known = float(known.to(z.dtype).mean())
+    share_known = max(int(known.sum()), 1) / known.numel()
     if min(z.shape) < 4 * n_new:
         _, size, vectors = torch.linalg.svd(residuals, full_matrices=False)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,12 @@ import numpy as np
 
 from mvrbm.errors import StorageError
 from mvrbm.estimators.batches import Array
+from mvrbm.estimators.imputer.dates import date_format, days_of, fill_dates
+from mvrbm.estimators.inputs import as_array
 from mvrbm.estimators.labels import classes_from, describe_classes
+
+# A text column with more categories than this, and with more categories than half of its known entries, is copied.
+_MANY_CATEGORIES = 20
 
 
 @dataclass
@@ -24,11 +30,17 @@ class TableEncoding:
     ----------
     categories : dict of int to array
         Sorted categories of each categorical column, by column index.
+    dates : dict of int to str
+        Format of each column of dates, by column index. See :mod:`mvrbm.estimators.imputer.dates`.
+    copied : list of int
+        Indices of the columns that are not part of the model and are copied unchanged.
     kept : boolean array
-        Mask of the columns to keep: either the columns with known entries or all columns.
+        Mask of the columns to encode: either the columns with known entries or all columns, without the copied columns.
     """
 
     categories: dict[int, Array] = field(default_factory=dict)
+    dates: dict[int, str] = field(default_factory=dict)
+    copied: list[int] = field(default_factory=list)
     kept: Array = field(default_factory=lambda: np.ones(0, dtype=bool))
 
     @classmethod
@@ -37,8 +49,39 @@ class TableEncoding:
 
         `categorical` is the value of the imputer's parameter `categorical_features`.
         """
-        columns = _categorical_columns(X, categorical)
-        return cls({int(column): np.unique(_known_values(X, int(column))[0]) for column in columns})
+        found = cls()
+        for column in _categorical_columns(X, categorical).tolist():
+            # Only columns that were found by their dtype can turn out not to be categorical.
+            automatic = isinstance(categorical, str) and getattr(X.dtypes.iloc[column], "name", "") != "category"
+            if automatic and (date := date_format(X.iloc[:, column])) is not None:
+                found.dates[column] = date
+                continue
+            values, known = _known_values(X, column)
+            categories = np.unique(values)
+            if automatic and len(categories) > max(_MANY_CATEGORIES, known.sum() / 2):
+                found.copied.append(column)
+            else:
+                found.categories[column] = categories
+        if found.copied:
+            names = [str(X.columns[column]) for column in found.copied]
+            warnings.warn(
+                f"columns {names} have nearly as many different values as rows: they are not part of the model and are "
+                "copied unchanged (to use them as categories, convert them to dtype 'category')",
+                stacklevel=4,
+            )
+        return found
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some columns are not numeric."""
+        return bool(self.categories or self.dates or self.copied)
+
+    @property
+    def returned(self) -> Array:
+        """Mask of the columns in the result: columns that are kept or copied."""
+        mask = self.kept.copy()
+        mask[self.copied] = True
+        return mask
 
     def learn_kept(self, rows: Array, *, keep_all: bool) -> None:
         """Set `kept` to the columns with known entries, or to all columns if `keep_all` is True.
@@ -46,6 +89,7 @@ class TableEncoding:
         `rows` is the output of :meth:`to_numbers` for the training data.
         """
         self.kept = keep_all | np.asarray(~np.isnan(rows).all(axis=0))
+        self.kept[self.copied] = False
 
     @property
     def widths(self) -> list[int]:
@@ -54,13 +98,12 @@ class TableEncoding:
 
     def to_numbers(self, X: Any) -> tuple[Any, tuple[int, ...]]:
         """Replace categories with their indices. Return the numeric rows and the shape of a sample."""
-        if self.categories:
+        if self.is_mixed:
             numbers = np.column_stack([self._column_of_numbers(X, column) for column in range(np.shape(X)[1])])
             if _is_frame(X):
                 return type(X)(numbers, columns=X.columns, index=X.index), numbers.shape[1:]
             return numbers, numbers.shape[1:]
-        if not hasattr(X, "ndim"):
-            X = np.asarray(X)
+        X = as_array(X)
         if X.ndim <= 2:
             return X, tuple(X.shape[1:])
         if 0 in X.shape:
@@ -69,6 +112,10 @@ class TableEncoding:
         return array.reshape(len(array), -1), array.shape[1:]
 
     def _column_of_numbers(self, X: Any, column: int) -> Array:
+        if column in self.copied:
+            return np.full(len(X), np.nan)
+        if column in self.dates:
+            return days_of(X.iloc[:, column], self.dates[column])
         values, known = _known_values(X, column)
         numbers = np.full(len(known), np.nan)
         numbers[known] = self._codes(X, column, values) if column in self.categories else _floats(X, column, values)
@@ -104,16 +151,23 @@ class TableEncoding:
 
     def decode(self, rows: Array, like: Any, shape: Sequence[int]) -> Any:
         """Convert encoded rows to the format of `like`. Categorical columns contain the most probable categories."""
-        if not self.categories:
+        if not self.is_mixed:
             return rows.reshape(len(rows), *shape) if math.prod(shape) == rows.shape[1] else rows
-        columns = []
+        columns: list[Any] = []
         end = 0
-        for column, width in zip(np.flatnonzero(self.kept).tolist(), self.widths, strict=True):
+        for column in np.flatnonzero(self.returned).tolist():
+            if column in self.copied:
+                columns.append(like.iloc[:, column])
+                continue
+            width = len(self.categories[column]) if column in self.categories else 1
             part = rows[:, end : end + width]
             end += width
-            columns.append(self.categories[column][part.argmax(1)] if column in self.categories else part[:, 0])
+            if column in self.dates:
+                columns.append(fill_dates(like.iloc[:, column], self.dates[column], part[:, 0]))
+            else:
+                columns.append(self.categories[column][part.argmax(1)] if column in self.categories else part[:, 0])
         if _is_frame(like):
-            names = list(like.columns[self.kept])
+            names = list(like.columns[self.returned])
             return type(like)(dict(zip(names, columns, strict=True)), index=like.index)
         table = np.empty((len(rows), len(columns)), dtype=object)
         for place, values in enumerate(columns):
@@ -123,21 +177,30 @@ class TableEncoding:
     def describe(self) -> dict[str, Any]:
         """Return a JSON-serializable description of the encoding."""
         categories = {str(column): describe_classes(values) for column, values in self.categories.items()}
-        return {"categories": categories, "kept": self.kept.tolist()}
+        described: dict[str, Any] = {"categories": categories, "kept": self.kept.tolist()}
+        if self.dates:
+            described["dates"] = {str(column): date for column, date in self.dates.items()}
+        if self.copied:
+            described["copied"] = self.copied
+        return described
 
     @classmethod
     def from_description(cls, described: Any, shape: Sequence[int]) -> TableEncoding:
         """Restore an encoding for samples of the given shape from the output of :meth:`describe`."""
         n_columns = math.prod(shape)
         categories = {int(column): classes_from(entry) for column, entry in described["categories"].items()}
+        dates = {int(column): str(date) for column, date in described.get("dates", {}).items()}
+        copied = [int(column) for column in described.get("copied", [])]
         kept = np.asarray(described["kept"], dtype=bool)
-        if kept.shape != (n_columns,) or not set(categories) <= set(range(n_columns)):
+        if kept.shape != (n_columns,) or not {*categories, *dates, *copied} <= set(range(n_columns)):
             raise StorageError(
                 f"expected {n_columns} columns, got {kept.size} columns with categorical columns {sorted(categories)}"
             )
-        if len(shape) > 1 and (categories or not kept.all()):
+        if kept[copied].any():
+            raise StorageError(f"columns {copied} cannot be both copied and encoded")
+        if len(shape) > 1 and (categories or dates or copied or not kept.all()):
             raise StorageError(f"samples of shape {tuple(shape)} cannot have categorical columns or dropped columns")
-        return cls(categories, kept)
+        return cls(categories, dates, copied, kept)
 
 
 def _is_frame(X: Any) -> bool:

@@ -1,0 +1,65 @@
+"""Columns of dates in data frames, as numbers of days and back in their original format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mvrbm.estimators.batches import Array
+from mvrbm.extras import require
+
+#: Format of a column whose dtype is a date type. Other formats are those of `strftime`.
+NATIVE = ""
+
+
+def date_format(column: Any) -> str | None:
+    """Return the common format of all dates in a column of a data frame, or None if the column has other values."""
+    if getattr(column.dtype, "kind", "O") == "M":
+        return NATIVE
+    known = column.dropna()
+    if not len(known) or not all(isinstance(value, str) for value in known):
+        return None
+    pandas = _pandas()
+    for day_first in (False, True):
+        found = pandas.tseries.api.guess_datetime_format(known.iloc[0], dayfirst=day_first)
+        if found is not None and not _parsed(known, found).isna().any():
+            return str(found)
+    return None
+
+
+def days_of(column: Any, date_format: str) -> Array:
+    """Convert dates to days since 1970. Missing dates become NaN."""
+    known = column.notna()
+    parsed = _parsed(column, date_format)
+    if (bad := known & parsed.isna()).any():
+        raise ValueError(
+            f"column {column.name!r} must contain dates in the format {date_format!r}, as in the training data, got "
+            f"{str(column[bad].iloc[0])!r}"
+        )
+    days = (parsed - _pandas().Timestamp(0, tz="UTC")) / _pandas().Timedelta(days=1)
+    return np.asarray(days, dtype=np.float64)
+
+
+def fill_dates(column: Any, date_format: str, days: Array) -> Any:
+    """Replace the missing dates in a column by dates in the same format, given in days since 1970."""
+    missing = np.asarray(column.isna())
+    found = _pandas().to_datetime(days[missing], unit="D", utc=True)
+    if date_format == NATIVE:
+        known = column.dropna()
+        found = found.tz_convert(column.dt.tz) if column.dt.tz is not None else found.tz_localize(None)
+        filled = column.copy()
+        filled[missing] = found.round("D" if (known == known.dt.normalize()).all() else "s")
+        return filled
+    filled = column.astype(object)
+    filled[missing] = found.round("s" if "%S" in date_format or "%H" in date_format else "D").strftime(date_format)
+    return filled
+
+
+def _parsed(column: Any, date_format: str) -> Any:
+    """Convert dates to time stamps in UTC. Values that are not dates in the given format become NaT."""
+    return _pandas().to_datetime(column, format=date_format or None, errors="coerce", utc=True)
+
+
+def _pandas() -> Any:
+    return require("pandas", "reading dates", "tables")

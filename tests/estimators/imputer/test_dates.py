@@ -1,0 +1,53 @@
+"""Dates in data frames: filled in as numbers, returned as dates."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mvrbm import MVRBMImputer
+from mvrbm.estimators.imputer.dates import date_format, days_of, fill_dates
+
+DAYS = pd.date_range("2021-03-05", periods=40)
+FORMATS = ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d %B %Y", "%Y-%m-%d %H:%M:%S"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_text_in_one_format_is_read_as_dates(form):
+    column = pd.Series(DAYS.strftime(form))
+    assert date_format(column) == form
+    np.testing.assert_array_equal(np.diff(days_of(column, form)), 1)
+    holes = column.mask(np.arange(40) == 7)
+    assert fill_dates(holes, form, days_of(column, form)).tolist() == column.tolist()
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_dates_keep_their_type(zone):
+    column = pd.Series(DAYS.tz_localize(zone))
+    holes = column.mask(np.arange(40) == 7)
+    filled = fill_dates(holes, date_format(holes), days_of(column, date_format(column)))
+    pd.testing.assert_series_equal(filled, column)
+
+
+@pytest.mark.parametrize("values", [["a", "b"], ["2020-01-01", "soon"], [None, None], [1.5, "2020-01-01"]])
+def test_other_columns_are_no_dates(values):
+    assert date_format(pd.Series(values, dtype=object)) is None
+
+
+def test_an_imputer_names_a_date_in_another_format():
+    frame = pd.DataFrame({"day": DAYS.strftime("%Y-%m-%d"), "size": np.arange(40.0)})
+    imputer = MVRBMImputer("none", random_state=0).fit(frame)
+    pd.testing.assert_frame_equal(imputer.transform(frame), frame, check_dtype=False)
+    with pytest.raises(ValueError, match=r"column 'day' must contain dates in the format '%Y-%m-%d'.*got '5\.3\.2021'"):
+        imputer.transform(frame.assign(day="5.3.2021"))
+
+
+def test_text_with_as_many_values_as_rows_is_copied():
+    frame = pd.DataFrame({"name": [f"n{k}" for k in range(40)], "kind": ["x", "y"] * 20, "size": [1.0, 2.0] * 20})
+    frame.loc[3, ["name", "size"]] = None
+    with pytest.warns(UserWarning, match=r"columns \['name'\] have nearly as many different values as rows"):
+        filled = MVRBMImputer("none", random_state=0).fit_transform(frame)
+    assert list(filled.columns) == ["name", "kind", "size"]
+    pd.testing.assert_series_equal(filled["name"], frame["name"], check_dtype=False)
+    assert filled["size"].notna().all()
+    chosen = MVRBMImputer("none", n_factors=1, random_state=0).fit(frame.astype({"name": "category"}))
+    assert len(chosen.encoding_.categories) == 2
