@@ -45,7 +45,7 @@ def test_commands_know_the_units_and_couplings_of_the_module(place, capsys):
 
 
 def test_without_the_module_the_name_is_unknown(place, capsys):
-    assert cli.main("train data.npy --visible bit --hidden 2x2 --out model".split()) == 1
+    assert cli.main(["train", "data.npy", "--visible", "bit", "--hidden", "2x2", "--out", "model"]) == 1
     assert "got 'bit'" in capsys.readouterr().err
 
 
