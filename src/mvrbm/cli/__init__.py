@@ -39,7 +39,7 @@ _COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     ("outliers", outliers.outliers, "digits.npy scores.npy --maps maps.png"),
     ("denoise", images.denoise, "photo.png clean.png"),
     ("denoise-train", images.denoise_train, "photos/ --out model/ --kind color"),
-    ("repair", images.repair, "photo.png whole.png --mask scratches.png"),
+    ("repair", images.repair, "photo.png whole.png --damage scratches.png"),
     ("superres", images.superres, "photo.jpg large.png --scale 2"),
     ("superres-train", images.superres_train, "photos/ --out model/ --scale 2"),
     ("topics", topics.topics, "letters/ --topics 20 --save model/"),

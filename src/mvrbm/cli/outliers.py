@@ -28,6 +28,7 @@ def outliers(
     contamination: Annotated[float | None, opt.new(_SHARE_HELP, default=_SHARE_DEFAULT, min=0, max=0.5)] = None,
     epochs: Annotated[int | None, opt.new("Number of epochs.", default="about 3,000 updates", min=1)] = None,
     rows: opt.Rows = None,
+    columns: opt.Columns = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
@@ -43,6 +44,7 @@ def outliers(
     opt.check_out(out, force, images=False)
     if maps is not None:
         opt.check_out(maps, force)
+    opt.check_columns(columns, maps)
     if save is not None:
         opt.check_model_out(save, force)
     samples = opt.read(source, data_dir, rows)
@@ -69,20 +71,23 @@ def outliers(
     most_unusual = {row: round(float(scores[row]), 4) for row in order[:_MOST_SHOWN]}
     details: dict[str, Any] = {"outliers": count, "most_unusual": most_unusual}
     if maps is not None:
-        _write_maps(maps, detector, samples, order, force)
+        _write_maps(maps, detector, samples, order, force, columns)
         details["maps"] = str(maps)
     listed = ", ".join(f"{row} ({score:g})" for row, score in most_unusual.items())
     words = f"{count:,} of {len(scores):,} samples are outliers; lowest scores: {listed}"
     opt.write_samples(out, scores, (), force, as_json, details, words)
 
 
-def _write_maps(out: Path, detector: Any, samples: Any, order: list[int], force: bool) -> None:
+def _write_maps(
+    out: Path, detector: Any, samples: Any, order: list[int], force: bool, columns: int | None
+) -> None:
     """Write the maps of all samples to a .npy file, or a contact sheet of the first samples in `order` to an image."""
     from mvrbm.io.arrays import write_output
 
     explained = samples if opt.is_array(out) else samples[order[: opt.MOST_TILES]]
     found = detector.explain(explained).reshape(len(explained), *detector.visible_shape_)
-    write_output(out, found if opt.is_array(out) else _side_by_side(explained.reshape(found.shape), found), force)
+    shown = found if opt.is_array(out) else _side_by_side(explained.reshape(found.shape), found)
+    write_output(out, shown, force, columns=columns)
 
 
 def _side_by_side(samples: Any, maps: Any) -> Any:
