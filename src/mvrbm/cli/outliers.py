@@ -78,9 +78,7 @@ def outliers(
     opt.write_samples(out, scores, (), force, as_json, details, words)
 
 
-def _write_maps(
-    out: Path, detector: Any, samples: Any, order: list[int], force: bool, columns: int | None
-) -> None:
+def _write_maps(out: Path, detector: Any, samples: Any, order: list[int], force: bool, columns: int | None) -> None:
     """Write the maps of all samples to a .npy file, or a contact sheet of the first samples in `order` to an image."""
     from mvrbm.io.arrays import write_output
 
