@@ -244,8 +244,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         The map shows how unlikely each entry is given the other entries. Its values are the squared errors minus the
         predicted variances of the entries when their blocks are masked. One eighth of the blocks is masked at a time.
         The map is smoothed over neighboring entries, with a window half a block wide, and missing entries (NaN) count
-        as 0. Values far above 0 are anomalous. For Gaussian units, errors are measured in standard deviations. The value
-        of a categorical column is the sum over its categories.
+        as 0. Values far above 0 are anomalous. For Gaussian units, errors are measured in standard deviations. The
+        value of a categorical column is the sum over its categories.
         """
         check_is_fitted(self)
         unit = self.model_.machine_.layers[VISIBLE]
@@ -356,7 +356,11 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         self.model_._write(folder, extra)
 
     def _description(self) -> dict[str, Any]:
-        learned = {"offset": self.offset_, "dispersion": self.dispersion_, "feature_names": saved_names(self)}
+        learned: dict[str, Any] = {
+            "offset": self.offset_,
+            "dispersion": self.dispersion_,
+            "feature_names": saved_names(self),
+        }
         if self._encoding.categories:
             learned["columns"] = self._encoding.describe()
         return {**super()._description(), **learned, "model": self.model_._description()}
