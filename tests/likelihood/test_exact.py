@@ -433,5 +433,7 @@ def test_the_mean_estimate_of_gaussian_digits_visits_few_values():
     visited = []
     log_normalizer = machine.hidden.log_normalizer
     machine.hidden.log_normalizer = lambda field: visited.append(field.numel()) or log_normalizer(field)
-    mean_pseudo_log_likelihood(machine, torch.randn(500, 28, 28, generator=torch.Generator().manual_seed(0)), n_sites=32)
+    mean_pseudo_log_likelihood(
+        machine, torch.randn(500, 28, 28, generator=torch.Generator().manual_seed(0)), n_sites=32
+    )
     assert sum(visited) < 2**25
