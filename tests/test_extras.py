@@ -6,10 +6,14 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from mvrbm.errors import MissingPackageError
-from mvrbm.extras import require
+from mvrbm import MVRBM, load
+from mvrbm.couplings import COUPLINGS
+from mvrbm.errors import MissingPackageError, PluginError
+from mvrbm.extras import import_plugins, require
+from mvrbm.units import UNITS, make_unit
 
 # Runs in a process of its own, in which packages of the extras cannot be found, whether they are installed or not.
 WITHOUT_EXTRAS = """
@@ -108,3 +112,55 @@ def test_an_import_error_inside_an_installed_package_is_not_reported_as_a_missin
     with pytest.raises(ImportError, match="no_such_name") as caught:
         require("broken_package", "a test", "data")
     assert not isinstance(caught.value, MissingPackageError)
+
+
+PLUGIN = """
+from mvrbm.couplings import Dense
+from mvrbm.units import Bernoulli
+
+
+class Bit(Bernoulli):
+    name = "bit"
+
+
+class Full(Dense):
+    name = "full"
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """An installed package with a unit and a coupling. Returns the path of its only module."""
+    monkeypatch.syspath_prepend(tmp_path)
+    installed = tmp_path / "bits-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: bits\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[mvrbm.plugins]\nbits = my_bits\n")
+    (tmp_path / "my_bits.py").write_text(PLUGIN)
+    import_plugins.cache_clear()
+    yield tmp_path / "my_bits.py"
+    import_plugins.cache_clear()
+    for registry, name in ((UNITS, "bit"), (COUPLINGS, "full"), (sys.modules, "my_bits")):
+        registry.pop(name, None)
+
+
+def test_plugins_are_imported_if_a_name_is_unknown(plugin):
+    make_unit("bernoulli", 3)
+    assert "my_bits" not in sys.modules
+    model = MVRBM((2, 2), visible="bit", coupling="full", n_epochs=1, device="cpu")
+    model.fit(np.eye(8).reshape(8, 2, 4))
+    assert type(model.machine_.layers["visible"]).__name__ == "Bit"
+    assert type(model.machine_.links["visible"]).__name__ == "Full"
+
+
+def test_plugins_are_imported_if_a_saved_model_needs_them(plugin, tmp_path):
+    folder = MVRBM((2, 2), visible="bit", n_epochs=1).fit(np.eye(8).reshape(8, 2, 4)).save(tmp_path / "model")
+    del UNITS["bit"], sys.modules["my_bits"]
+    import_plugins.cache_clear()
+    assert load(folder, device="cpu").machine_.layers["visible"].name == "bit"
+
+
+def test_a_plugin_that_cannot_be_imported_is_named(plugin):
+    plugin.write_text("import no_such_module")
+    with pytest.raises(PluginError, match="the plugin 'my_bits' cannot be imported: No module named 'no_such_module'"):
+        make_unit("bit", 3)

@@ -244,6 +244,45 @@ def test_initialize_from_data_gives_back_its_moments():
     torch.testing.assert_close(alone["word"], (data["word"].sum(0) + 1) / 53)
 
 
+@pytest.mark.parametrize("name", MACHINES)
+def test_calling_a_machine_gives_the_hidden_means(name):
+    machine = machine_named(name)
+    visible, _ = random_joint(machine, 4)
+    expected = machine.hidden_mean(visible)
+    assert torch.equal(machine(visible), expected)
+    if len(visible) == 1:
+        assert torch.equal(machine(*visible.values()), expected)
+    with pytest.raises(ValueError, match="expects arrays of shape"):
+        machine({layer: values[:, :-1] for layer, values in visible.items()})
+
+
+def test_machines_follow_each_other_in_a_sequence():
+    """The means of Gaussian hidden units are no valid states of the Bernoulli units of the next machine."""
+    first = BoltzmannMachine(Bernoulli((2, 3)), Gaussian(4), Dense(), std=0.5)
+    second = BoltzmannMachine(Bernoulli(4), Bernoulli(2), Dense(), std=0.5, seed=1)
+    with torch.no_grad():
+        first.hidden.bias.fill_(3.0)
+    x = torch.ones(5, 2, 3)
+    weights = [first.couplings.visible.weight.flatten(1), second.couplings.visible.weight]
+    means = x.flatten(1) @ weights[0].T + 3.0
+    torch.testing.assert_close(torch.nn.Sequential(first, second)(x), torch.sigmoid(means @ weights[1].T))
+
+
+def test_machines_can_be_transformed_by_torch_func():
+    machine = BoltzmannMachine(Bernoulli((2, 3)), Bernoulli(4), Dense(), std=0.5).double()
+    x = random_layer(machine.layers["visible"], 5, generator("func"))
+    parameters = {name: value.detach() for name, value in machine.named_parameters()}
+
+    def mean_of_one(values, sample):
+        return torch.func.functional_call(machine, values, (sample[None],))[0].sum()
+
+    each = torch.func.vmap(torch.func.grad(mean_of_one), in_dims=(None, 0))(parameters, x)
+    slope = machine.hidden_mean(x) * (1 - machine.hidden_mean(x))  # derivative of the sigmoid
+    torch.testing.assert_close(each["hidden.bias"], slope.detach())
+    weights = slope[:, :, None] * x.flatten(1)[:, None]
+    torch.testing.assert_close(each["couplings.visible.weight"].flatten(2), weights.detach())
+
+
 def test_state_dict_moves_a_machine():
     source = machine_named("three kinds over bits")
     target = randomize(machine_named("three kinds over bits"), generator("other"))

@@ -33,6 +33,10 @@ class MissingPackageError(MVRBMError, ImportError):
     """Raised if an optional package is not installed. The message contains the command that installs the package."""
 
 
+class PluginError(MVRBMError, ImportError):
+    """Raised if a module with further units or couplings cannot be imported."""
+
+
 class DivergenceError(MVRBMError, ArithmeticError):
     """Raised if training diverges: a parameter is not finite or far too large, or the energy is unbounded below.
 

@@ -1,15 +1,16 @@
-"""Import optional dependencies on demand, and check whether Triton can be used."""
+"""Import optional dependencies and plugins on demand, and check whether Triton can be used."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from mvrbm.errors import MissingPackageError
+from mvrbm.errors import MissingPackageError, PluginError
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,23 @@ def require(module: str, purpose: str, extra: str) -> ModuleType:
         command = f"pip install 'mvrbm[{extra}]'"
         message = f"{purpose} requires the package {package}, which is not installed: {command}"
         raise MissingPackageError(message, name=package) from error
+
+
+@functools.cache
+def import_plugins() -> None:
+    """Import the plugins of installed packages, which define further units and couplings.
+
+    A package lists its modules in the entry-point group ``mvrbm.plugins``. They are imported once per process, when a
+    name is not among the units or couplings of this package.
+    """
+    import torch
+
+    for entry in importlib.metadata.entry_points(group="mvrbm.plugins"):
+        try:
+            with torch.device("cpu"):  # saved models are built on the meta device
+                entry.load()
+        except Exception as error:
+            raise PluginError(f"the plugin '{entry.value}' cannot be imported: {error}") from error
 
 
 def triton_runs_on(device: torch.device) -> bool:

@@ -72,6 +72,8 @@ class BoltzmannMachine(nn.Module):
     Methods that accept data expect a mapping from layer names to arrays of shape (n, \*layer shape). A machine with one
     visible layer also accepts the array itself. Data is validated unless ``check=False``. Disable validation for data
     that has already been validated, and for means, which need not be valid states.
+
+    Calling the machine, as in ``machine(x)``, computes the means of the hidden layer.
     """
 
     def __init__(
@@ -185,6 +187,14 @@ class BoltzmannMachine(nn.Module):
         return functools.reduce(operator.add, [unit.energy(visible[name]) for name, unit in self.layers.items()])
 
     # -- conditional distributions ----------------------------------------------------------------
+
+    def forward(self, visible: Visible) -> Tensor:
+        r"""Compute the mean of the hidden layer given visible states or means, of shape (n, \*hidden shape).
+
+        This is :meth:`hidden_mean` without the validation of values, so that a machine can follow another module in
+        `torch.nn.Sequential`, and can be transformed by `torch.func`. Shapes are still validated.
+        """
+        return self.hidden.mean(self.hidden_field(self.as_layers(visible, values=False)))
 
     def hidden_mean(self, visible: Visible, *, check: bool = True) -> Tensor:
         r"""Compute the mean of the hidden layer given visible states, of shape (n, \*hidden shape)."""

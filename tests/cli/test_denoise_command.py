@@ -153,11 +153,18 @@ def test_scratches_are_filled(command, capfd):
     mask = np.zeros((20, 30, 3), np.uint8)
     mask[5:7] = 255
     Image.fromarray(mask).save("mask.png")
-    assert cli.main(["repair", "photo.png", "whole.png", "--mask", "mask.png", "--device", "cpu"]) == 0
+    assert cli.main(["repair", "photo.png", "whole.png", "--damage", "mask.png", "--device", "cpu"]) == 0
     assert capfd.readouterr().out == "whole.png: 30x20, 10.00% filled\n"
     np.testing.assert_array_equal(
         np.asarray(Image.open("whole.png")), repair_photograph(photo, mask[..., 0], device="cpu")
     )
+
+
+def test_repair_says_what_has_replaced_its_option_mask(capfd):
+    assert cli.main(["repair", "photo.png", "whole.png", "--mask", "mask.png"]) == 2
+    assert "mark the pixels to fill in with --damage mask.png" in capfd.readouterr().err
+    assert cli.main(["repair", "--help"]) == 0
+    assert "--mask" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["color", "gray", "salt", "jpeg"])

@@ -59,6 +59,29 @@ def test_a_contact_sheet_has_a_hundred_tiles_unless_more_are_requested(mvrbm, pl
     assert read_array("more.png").shape == (1, 6 * (11 * 4 - 1), 6 * (11 * 5 - 1))
 
 
+COLUMNS = [
+    "sample {} -n 5 --steps 2",
+    "reconstruct {} data.npy -n 5",
+    "inpaint {} data.npy -n 5 --hide left --steps 2",
+    "impute data.npy -n 5 --epochs 1 --sample-axes 1",
+    "outliers data.npy --epochs 1 -n 5 scores.npy --maps",
+    "denoise data.npy -n 5 --model {}",
+]
+
+
+@pytest.mark.parametrize("command", COLUMNS)
+def test_a_contact_sheet_has_the_given_number_of_columns(mvrbm, place, trained, command):
+    command = command.format(trained)
+    code, _, err = mvrbm(f"{command} out.png --columns 4")
+    assert code == 0, err
+    height, width = read_array("out.png").shape[1:]
+    tile = (4, 10) if "--maps" in command else (4, 5)  # a map is shown to the right of its sample
+    assert height / width == (2 * tile[0] - 1) / (4 * tile[1] - 1)
+    code, _, err = mvrbm(f"{command} out.npy --columns 4 --force")
+    assert code == 2
+    assert "'--columns': has no effect without a contact sheet" in err
+
+
 def test_a_table_with_its_labels_and_a_folder_of_classes(mvrbm, place):
     frame = pd.DataFrame(DATA.reshape(120, -1)[:30]).assign(animal=["cat", "dog", "emu"] * 10)
     frame.to_csv("table.csv", index=False)

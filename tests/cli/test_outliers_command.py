@@ -1,8 +1,10 @@
 """mvrbm outliers: the scores and maps of the detector, and one line for bad input."""
 
 import json
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -95,3 +97,24 @@ def test_bad_input_gives_one_line(capsys, words, code, message):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line
+
+
+@pytest.mark.usefixtures("place")
+def test_text_columns_of_a_table_are_categories(capsys):
+    rows = ["size,sound"] + ["1.5,meow", "9.5,woof"] * 30
+    rows[8] = "1.5,woof"
+    Path("table.csv").write_text("\n".join(rows))
+    training = ["--save", "detector", "--epochs", "100", "--device", "cpu", "--quiet"]
+    assert main(["outliers", "table.csv", "scores.npy", "--maps", "maps.npy", *training]) == 0
+    shown = capsys.readouterr().out
+    assert "lowest scores: 7 (" in shown
+    assert shown.endswith("; categorical columns: sound\n")
+    frame = pd.read_csv("table.csv")
+    detector = mvrbm.load("detector", "cpu")
+    np.testing.assert_array_equal(np.load("scores.npy"), detector.decision_function(frame))
+    np.testing.assert_array_equal(np.load("maps.npy"), detector.explain(frame))
+    with_model = ["--model", "detector", "--device", "cpu"]
+    assert main(["outliers", "table.csv", "some.npy", *with_model, "-n", "5:9"]) == 0
+    np.testing.assert_allclose(np.load("some.npy"), np.load("scores.npy")[5:9], atol=1e-6)
+    assert main(["outliers", "table.csv", "o.npy", *with_model, "--maps", "maps.png"]) == 1
+    assert "table.csv has text columns and cannot be shown as images: use a .npy file" in capsys.readouterr().err

@@ -76,7 +76,7 @@ ERRORS = [
     ("missing.txt", [], "missing.txt: no such file"),
     ("words", [], "words must be a folder or end in one of .txt, .csv, .svm"),
     ("pets.csv", ["--column", "body"], "pets.csv has no column 'body', only ['id', 'text']"),
-    ("other.csv", [], "other.csv has no column 'text', only ['a', 'b']; use --column to specify the text column"),
+    ("other.csv", [], "other.csv has no column 'text', only ['a', 'b']; use --column NAME to specify the text column"),
     ("pets.txt", ["--vocabulary", "words"], "a vocabulary can only be used with word counts"),
     ("pets.feat", ["--vocabulary", "few"], "few has 1 words, but pets.feat has counts for 4"),
     ("bad.feat", [], "bad.feat, line 2: expected word:count, got 'x:1'"),

@@ -1,12 +1,14 @@
 """The outlier detector: scikit-learn's checks, scores of data with known outliers, maps, and saved models."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mvrbm
 from mvrbm import TVRBM, Dense, MVRBMOutlierDetector, RandomSource
+from mvrbm.estimators import outliers
 from mvrbm.likelihood.masked import block_masks, masked_errors
 
 
@@ -181,3 +183,62 @@ def test_many_columns_reduce_the_default_work():
     rows = rng.normal(size=(5, 3000))
     scores = MVRBMOutlierDetector(random_state=0, n_epochs=2).fit(rows).score_samples(rows)
     assert np.isfinite(scores).all()
+
+
+def animals(n, rng):
+    """Tables whose columns agree: the animal, its sound and its weight."""
+    kind = rng.integers(0, 3, n)
+    weight = np.array([4.0, 20.0, 500.0])[kind] * rng.uniform(0.9, 1.1, n)
+    names, sounds = np.array(["cat", "dog", "cow"])[kind], np.array(["meow", "woof", "moo"])[kind]
+    return pd.DataFrame({"animal": names, "weight": np.log(weight), "sound": sounds})
+
+
+@pytest.fixture(scope="module")
+def of_table():
+    table = animals(300, np.random.default_rng(0))
+    table.loc[5, "sound"] = None
+    return MVRBMOutlierDetector(n_epochs=100, random_state=0, device="cpu").fit(table)
+
+
+def test_text_columns_of_a_table_are_categories(of_table):
+    normal = animals(100, np.random.default_rng(1))
+    wrong = normal.assign(sound=normal["sound"].map({"meow": "woof", "woof": "moo", "moo": "meow"}))
+    assert of_table.n_features_in_ == 3
+    assert of_table.visible_shape_ == (3 + 1 + 3,)
+    assert of_table.score_samples(wrong).max() < of_table.score_samples(normal).min()
+    maps = of_table.explain(wrong)
+    assert maps.shape == (100, 3)
+    assert (of_table.explain(normal).mean(0) < maps.mean(0)).all()
+    assert maps.mean(0).argmax() == 2
+
+
+def test_the_columns_of_a_category_are_masked_together(of_table, monkeypatch):
+    masks = []
+    monkeypatch.setattr(outliers, "masked_errors", lambda *args, **options: masks.append(args[2]) or 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        of_table.score_samples(animals(2, np.random.default_rng(0)))
+    (found,) = masks
+    for first, end in ((0, 3), (4, 7)):
+        assert (found[:, first:end] == found[:, first, None]).all()
+    assert not (found[:, 0] == found[:, 3]).all()
+
+
+def test_a_new_category_is_unusual(of_table):
+    known = pd.DataFrame({"animal": ["cow"], "weight": [np.log(500.0)], "sound": ["moo"]})
+    assert of_table.predict(known) == 1
+    assert of_table.predict(known.assign(sound="quack")) == -1
+
+
+def test_a_detector_of_a_table_is_saved(of_table, tmp_path):
+    table = animals(20, np.random.default_rng(2))
+    again = mvrbm.load(of_table.save(tmp_path / "model"), "cpu")
+    np.testing.assert_array_equal(again.score_samples(table), of_table.score_samples(table))
+    assert again.n_features_in_ == 3
+    assert again.feature_names_in_.tolist() == ["animal", "weight", "sound"]
+    with pytest.raises(ValueError, match="feature names should match"):
+        again.score_samples(table[["weight", "animal", "sound"]])
+
+
+def test_tables_with_text_have_no_other_shape():
+    with pytest.raises(ValueError, match="visible_shape must be None for tables with text columns"):
+        MVRBMOutlierDetector(visible_shape=(1, 3)).fit(animals(5, np.random.default_rng(0)))

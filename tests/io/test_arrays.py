@@ -262,7 +262,7 @@ def test_npy_files_are_replaced_only_with_force(tmp_path):
     path = tmp_path / "out.npy"
     write_output(path, ARRAY)
     np.testing.assert_array_equal(np.load(path), ARRAY)
-    with pytest.raises(InputError, match="--force"):
+    with pytest.raises(InputError, match="use force=True to replace it"):
         write_output(path, ARRAY + 1)
     np.testing.assert_array_equal(np.load(path), ARRAY)
     write_output(path, ARRAY + 1, force=True)
@@ -286,8 +286,20 @@ def test_contact_sheet_values():
     assert contact_sheet(np.ones((3, 4))).tolist() == contact_sheet(np.ones((3, 2, 2))).tolist()
     with pytest.raises(InputError, match="not images"):
         contact_sheet(np.ones((3, 5)))
+    with pytest.raises(InputError, match="at least one column, got columns=0"):
+        contact_sheet(np.ones((3, 5, 2)), columns=0)
     with pytest.raises(InputError, match="not images"):
         contact_sheet(np.ones((3, 5, 2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows_of_tiles"),
+    [(1, [[1], [2], [3]]), (2, [[1, 2], [3]]), (3, [[1, 2, 3]]), (9, [[1, 2, 3]]), (None, [[1, 2], [3]])],
+)
+def test_a_contact_sheet_has_the_given_number_of_columns(columns, rows_of_tiles):
+    sheet = contact_sheet(np.array([[[1]], [[2]], [[3]]], np.uint8), columns=columns)
+    width = len(rows_of_tiles[0])
+    assert sheet[::2, ::2].tolist() == [row + [128] * (width - len(row)) for row in rows_of_tiles]
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):

@@ -11,7 +11,8 @@ from enumeration import Written, every_visible_state
 from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource, likelihood
 from mvrbm.compiled import library
 from mvrbm.compiled.pseudo import log_odds
-from mvrbm.likelihood import log_likelihood, log_partition, pseudo_log_likelihood
+from mvrbm.likelihood import log_likelihood, log_partition, pseudo, pseudo_log_likelihood
+from mvrbm.likelihood.pseudo import mean_pseudo_log_likelihood
 from tables import MACHINES, MULTIMODAL, generator, machine_named, random_layer, random_states, randomize
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
@@ -410,3 +411,29 @@ def test_pseudo_likelihood_piece_by_piece(monkeypatch, name):
     monkeypatch.setattr(likelihood.pseudo, "_MOST_WEIGHTS", 9)
     monkeypatch.setattr(likelihood.pseudo, "_MOST_FIELDS", 1)
     torch.testing.assert_close(pseudo_log_likelihood(machine, data).values, whole, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["three kinds over bits", "image and label"])
+def test_the_mean_estimate_visits_each_site_for_some_samples(name, monkeypatch):
+    """Each of the n sites is visited for one sample of n, in all n^2 combinations, so the average is the exact mean."""
+    machine = machine_named(name)
+    n = sum(unit.n_sites for unit in machine.layers.values())
+    data = random_states(machine, n, generator("mean"))
+    exact = pseudo_log_likelihood(machine, data).values.mean().item()
+    assert mean_pseudo_log_likelihood(machine, data, n_sites=n) == pytest.approx(exact, rel=1e-9)
+    monkeypatch.setattr(pseudo, "_MOST_ENTRIES", 0)
+    shifted = [{layer: x.roll(shift, 0) for layer, x in data.items()} for shift in range(n)]
+    estimates = [mean_pseudo_log_likelihood(machine, each, n_sites=n) for each in shifted]
+    assert max(estimates) - min(estimates) > 1e-6
+    assert np.mean(estimates) == pytest.approx(exact, rel=1e-9)
+
+
+def test_the_mean_estimate_of_gaussian_digits_visits_few_values():
+    machine = BoltzmannMachine(Gaussian((28, 28)), Bernoulli((25, 25)), Kronecker(), std=0.01)
+    visited = []
+    log_normalizer = machine.hidden.log_normalizer
+    machine.hidden.log_normalizer = lambda field: visited.append(field.numel()) or log_normalizer(field)
+    mean_pseudo_log_likelihood(
+        machine, torch.randn(500, 28, 28, generator=torch.Generator().manual_seed(0)), n_sites=32
+    )
+    assert sum(visited) < 2**25

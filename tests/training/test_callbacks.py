@@ -122,7 +122,7 @@ def test_nothing_is_measured_without_callbacks(monkeypatch):
         raise AssertionError("measured")
 
     expected = Trainer(mvrbm((3, 3), (2, 2)), RECIPE).fit(bits(), 2, initialize=True).machine.state_dict()
-    monkeypatch.setattr("mvrbm.training.callbacks.pseudo_log_likelihood", broken)
+    monkeypatch.setattr("mvrbm.training.callbacks.mean_pseudo_log_likelihood", broken)
     monkeypatch.setattr("mvrbm.training.callbacks.mean_field", broken)
     monkeypatch.setattr(BoltzmannMachine, "free_energy", broken)
     machine = mvrbm((3, 3), (2, 2))

@@ -212,9 +212,11 @@ def test_scratches_are_filled_better_than_by_biharmonic_interpolation(image):
 
 
 def test_masks_are_checked():
-    with pytest.raises(ValueError, match=r"mask must have the same size as the image \(96, 112\), got shape \(4, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"damage must have the same size as the image \(96, 112\), got shape \(4, 4\)"
+    ):
         repair_photograph(LETTERS, np.zeros((4, 4)))
-    with pytest.raises(ValueError, match="mask must not cover the whole image"):
+    with pytest.raises(ValueError, match="damage must not cover the whole image"):
         repair_photograph(LETTERS, np.ones(LETTERS.shape, bool))
 
 

@@ -6,6 +6,7 @@ run, so that the help and the version appear immediately. Set ``MVRBM_DEBUG=1`` 
 """
 
 import contextlib
+import importlib
 import os
 import sys
 import warnings
@@ -38,7 +39,7 @@ _COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     ("outliers", outliers.outliers, "digits.npy scores.npy --maps maps.png"),
     ("denoise", images.denoise, "photo.png clean.png"),
     ("denoise-train", images.denoise_train, "photos/ --out model/ --kind color"),
-    ("repair", images.repair, "photo.png whole.png --mask scratches.png"),
+    ("repair", images.repair, "photo.png whole.png --damage scratches.png"),
     ("superres", images.superres, "photo.jpg large.png --scale 2"),
     ("superres-train", images.superres_train, "photos/ --out model/ --scale 2"),
     ("topics", topics.topics, "letters/ --topics 20 --save model/"),
@@ -53,6 +54,10 @@ _DATA_COMMANDS: list[tuple[str, Callable[..., None], str]] = [
 ]
 _HELP = "Train and use structured Boltzmann machines for array data."
 _DATA_HELP = "List, locate and download the named datasets."
+_IMPORT_HELP = (
+    "Import this Python module first, from the current folder or an installed package. The module can define units and "
+    "couplings. Can be repeated."
+)
 _SETTINGS: Any = {
     "rich_markup_mode": None,
     "add_completion": False,
@@ -80,12 +85,24 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _import_module(name: str) -> None:
+    """Import a module from the current folder or an installed package. Raise a usage error if this fails."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        reason = f"cannot import '{name}': {type(error).__name__}: {error}"
+        raise typer.BadParameter(reason, param_hint="'--import'") from error
+
+
 _Version = Annotated[bool, new("Print the version and exit.", "--version", callback=_print_version, is_eager=True)]
+_Modules = Annotated[list[str] | None, new(_IMPORT_HELP, "--import", metavar="MODULE")]
 
 
 @app.callback()
-def _top(version: _Version = False) -> None:
-    pass
+def _top(modules: _Modules = None, version: _Version = False) -> None:
+    for name in modules or ():
+        _import_module(name)
 
 
 def main(args: Sequence[str] | None = None) -> int:

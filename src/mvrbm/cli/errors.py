@@ -1,11 +1,20 @@
 """Convert errors to exit codes, and to one-line messages on standard error."""
 
+import re
 import sys
 from typing import Any, cast
 
 import typer
 
 __all__ = ["FAILURE", "WRONG_USAGE", "CommandLineError", "UsageError", "complain", "describe"]
+
+# Arguments that messages of the library recommend, and the options of the commands that set them.
+_OPTIONS = {
+    "force=True": "--force",
+    "nan_is_missing=True": "--missing-nan",
+    "column=NAME": "--column NAME",
+    "data_dir": "--data-dir",
+}
 
 FAILURE = 1
 WRONG_USAGE = 2
@@ -51,7 +60,7 @@ def _describe_failure(error: Exception) -> str | None:
 
     text = str(error)
     if isinstance(error, MVRBMError):
-        return text
+        return _with_options(text)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in text:
         return "out of memory: use a smaller model, batch or input"
     if isinstance(error, RuntimeError) and any(word in text.lower() for word in ("gloo", "nccl")):
@@ -59,6 +68,13 @@ def _describe_failure(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return text if isinstance(error, (ValueError, OSError)) else None
+
+
+def _with_options(text: str) -> str:
+    """Replace the arguments that a message of the library recommends with the options that set them."""
+    for argument, option in _OPTIONS.items():
+        text = re.sub(rf"(?<![\w.]){argument}(?!\w)", option, text)
+    return text
 
 
 def complain(reason: str, code: int) -> int:

@@ -86,6 +86,7 @@ def denoise(
     burn_in: Annotated[int | None, opt.new(_BURN_IN_HELP, min=0)] = None,
     stride: Annotated[int | None, opt.new(_STRIDE_HELP, min=1)] = None,
     rows: opt.Rows = None,
+    columns: opt.Columns = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
@@ -100,7 +101,7 @@ def denoise(
     """
     opt.check_out(out, force)
     inference: Any = {"method": method, "rounds": rounds, "steps": steps, "burn_in": burn_in}
-    others: Any = {**inference, "stride": stride, "rows": rows, "data_dir": data_dir}
+    others: Any = {**inference, "stride": stride, "rows": rows, "columns": columns, "data_dir": data_dir}
     if model_folder is None:
         opt.check_absent("has no effect without --model", **others)
         _denoise_photograph(source, out, noise, level, device.value, force, as_json)
@@ -112,6 +113,7 @@ def denoise(
         opt.check_absent("has no effect with a photo denoiser", **others, noise=noise)
         _denoise_with(loaded, source, out, level, force, as_json)
         return
+    opt.check_columns(columns, out)
     noise = noise or NoiseKind.SALT_AND_PEPPER
     import numpy as np
 
@@ -124,6 +126,7 @@ def denoise(
     if picture is None:
         images = opt.read(source, data_dir, rows, out)
     else:
+        opt.check_absent("has no effect with a color image", columns=columns)
         images = picture.pixels[..., :3].transpose(2, 0, 1)
         for text in (*picture.notes, *(() if opt.is_array(out) else check_format(out, picture))):
             opt.note(text)
@@ -135,7 +138,7 @@ def denoise(
     if picture is not None:
         clean = np.concatenate([clean.transpose(1, 2, 0), picture.pixels[..., 3:]], 2)
     if picture is None or opt.is_array(out):
-        write_output(out, clean if opt.is_array(out) or clean.ndim == 3 else clean[None], force)
+        write_output(out, clean if opt.is_array(out) or clean.ndim == 3 else clean[None], force, columns=columns)
     else:
         write_picture(out, picture.with_pixels(clean), force)
     result = {"out": str(out), "shape": clean.shape, "dtype": str(clean.dtype), "noise": noise.value, "level": level}
@@ -284,10 +287,17 @@ def denoise_train(
 # -- repairing --------------------------------------------------------------------------------------
 
 
+def _reject_mask(value: str | None) -> None:
+    if value is not None:
+        reason = f"marks known entries in other commands: mark the pixels to fill in with --damage {value}"
+        raise typer.BadParameter(reason)
+
+
 def repair(
     source: Annotated[Path, opt.argument("IN", "Image file with a photograph.")],
     out: Annotated[Path, opt.argument("OUT", "A .png, .jpg, .tif, .webp or .bmp file.")],
-    mask: Annotated[Path, opt.new("Image of the same size that is white where pixels should be filled in.")],
+    damage: Annotated[Path, opt.new("Image of the same size that is white where pixels should be filled in.")],
+    mask: Annotated[str | None, opt.new("", hidden=True, callback=_reject_mask)] = None,
     device: opt.Where = opt.Device.AUTO,
     force: opt.Force = False,
     as_json: opt.AsJson = False,
@@ -301,7 +311,7 @@ def repair(
 
     check_output(out, force, tuple(FORMATS))
     picture = read_picture(source)
-    holes = read_picture(mask).pixels
+    holes = read_picture(damage).pixels
     for text in (*picture.notes, *check_format(out, picture)):
         opt.note(text)
     holes = holes if holes.ndim == 2 else holes[..., :3].max(2)

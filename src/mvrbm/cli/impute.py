@@ -27,6 +27,7 @@ def impute(
     sample_axes: Annotated[int | None, opt.new(_AXES_HELP, default=_AXES_DEFAULT, min=1)] = None,
     epochs: Annotated[int | None, opt.new("Number of epochs.", default="3,000 to 6,000 updates", min=1)] = None,
     rows: opt.Rows = None,
+    columns: opt.Columns = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
@@ -44,6 +45,7 @@ def impute(
     if categorical is not None and not is_table:
         raise ValueError(f"--categorical requires a table as INPUT and a .csv file as OUT, got {out}")
     _check_outputs(out, deviations, save, force)
+    opt.check_columns(columns, out)
     samples = opt.chosen(_read(source, data_dir, is_table, categorical), rows, source)
     training = samples if train is None else _read(train, data_dir, is_table, categorical)
     if train is not None and not is_table:
@@ -76,7 +78,7 @@ def impute(
         _write_table(out, imputer, samples, as_json, details, words)
     else:
         filled = imputer.transform(samples)
-        opt.write_samples(out, filled, filled.shape[1:], force, as_json, details, words)
+        opt.write_samples(out, filled, filled.shape[1:], force, as_json, details, words, columns)
 
 
 def _check_outputs(out: Path, deviations: Path | None, save: Path | None, force: bool) -> None:

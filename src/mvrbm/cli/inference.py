@@ -93,6 +93,7 @@ def reconstruct(
     out: opt.ImagesOut,
     steps: Annotated[int, typer.Option(min=1, help=_RECONSTRUCT_STEPS_HELP)] = 1,
     rows: opt.Rows = None,
+    columns: opt.Columns = None,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
     force: opt.Force = False,
@@ -100,9 +101,10 @@ def reconstruct(
 ) -> None:
     """Reconstruct samples from the means of the hidden units."""
     opt.check_out(out, force)
+    opt.check_columns(columns, out)
     model = opt.load_model(model_folder, device, "reconstruct")
     reconstructed = model.reconstruct(opt.read(source, data_dir, rows, out), steps=steps)
-    opt.write_samples(out, reconstructed, model.visible_shape_, force, as_json)
+    opt.write_samples(out, reconstructed, model.visible_shape_, force, as_json, columns=columns)
 
 
 def sample(
@@ -114,6 +116,7 @@ def sample(
     means: Annotated[bool | None, opt.new(_MEANS_HELP, "--means/--draws", default=_MEANS_DEFAULT)] = None,
     start: Annotated[Start | None, opt.new(_START_HELP, default=_START_DEFAULT)] = None,
     data: Annotated[str | None, opt.new(_DATA_HELP)] = None,
+    columns: opt.Columns = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
@@ -124,6 +127,7 @@ def sample(
     if data is not None:
         opt.check_conflicts("--data", "the samples in --data are the initial states", start=start, label=label)
     opt.check_out(out, force)
+    opt.check_columns(columns, out)
     model = opt.load_model(model_folder, device, "sample", seed)
     labeled = hasattr(model, "classes_")
     if label is not None and not labeled:
@@ -139,7 +143,7 @@ def sample(
     details = {"values": values, "start": origin, "steps": steps, **of_label}
     kind = values if label is None else f"{values} of {label}"
     words = f"{kind}, {steps:,} Gibbs steps from {origin}"
-    opt.write_samples(out, samples, model.visible_shape_, force, as_json, details, words)
+    opt.write_samples(out, samples, model.visible_shape_, force, as_json, details, words, columns)
 
 
 def _initial_states(
@@ -164,6 +168,7 @@ def inpaint(
     steps: Annotated[int, typer.Option(min=1, help="Number of Gibbs steps to average over.")] = 100,
     burn_in: Annotated[int, typer.Option(min=0, help="Number of Gibbs steps to discard first.")] = 50,
     rows: opt.Rows = None,
+    columns: opt.Columns = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
@@ -179,6 +184,7 @@ def inpaint(
         got = " and ".join(given) or "none of them"
         raise UsageError(f"specify missing entries with one of --mask, --hide and --missing-nan, got {got}")
     opt.check_out(out, force)
+    opt.check_columns(columns, out)
     from mvrbm.io.arrays import read_samples
 
     model = opt.load_model(model_folder, device, "inpaint", seed)
@@ -190,7 +196,7 @@ def inpaint(
     else:
         known = _known_entries(samples, model.visible_shape_, hide, source)
     filled = model.inpaint(samples, known, steps=steps, burn_in=burn_in)
-    opt.write_samples(out, filled, model.visible_shape_, force, as_json)
+    opt.write_samples(out, filled, model.visible_shape_, force, as_json, columns=columns)
 
 
 def _read_mask(path: Path, shape: tuple[int, ...], n: int, rows: slice | None) -> "NDArray[Any]":

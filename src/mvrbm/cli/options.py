@@ -92,6 +92,7 @@ _INPUT_HELP = (
 _ROWS_HELP = "Use only these samples: 100 (the first 100), 100:200 or ::10."
 _MODEL_HELP = "Folder of a saved model, or the name of a model that comes with mvrbm (digits, labeled-digits)."
 _OUT_IMAGES_HELP = "A .npy file, or an image file (such as .png) for a contact sheet."
+_COLUMNS_HELP = "Number of columns of a contact sheet."
 RECIPE_HELP = "Training recipe: default (for features), generative (for sampling) or paper."
 
 # Maximum number of samples on a contact sheet, unless --rows selects more.
@@ -103,6 +104,7 @@ ArrayOut = Annotated[Path, argument("OUT", "A .npy file.")]
 ImagesOut = Annotated[Path, argument("OUT", _OUT_IMAGES_HELP)]
 ModelOut = Annotated[Path, new("Folder to save the model to.", "--out")]
 SaveModel = Annotated[Path | None, new("Also save the trained model to this folder.", "--save")]
+Columns = Annotated[int | None, new(_COLUMNS_HELP, "--columns", min=1)]
 MissingNan = Annotated[bool, new("Treat NaN entries as missing.", "--missing-nan")]
 Rows = Annotated[slice | None, new(_ROWS_HELP, "-n", "--rows", parser=parse_rows, metavar="N|SLICE")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Random seed.")]
@@ -162,6 +164,12 @@ def check_out(out: Path, force: bool, *, images: bool = True) -> None:
     from mvrbm.io.formats import IMAGE_SUFFIXES
 
     check_output(out, force, (".npy", *IMAGE_SUFFIXES) if images else (".npy",))
+
+
+def check_columns(columns: int | None, *outputs: Path | None) -> None:
+    """Raise a usage error if --columns was given although none of the outputs is an image."""
+    if all(out is None or out.suffix.lower() in (".npy", ".csv") for out in outputs):
+        check_absent("has no effect without a contact sheet", columns=columns)
 
 
 def check_model_out(out: Path, force: bool) -> None:
@@ -291,16 +299,18 @@ def write_samples(
     as_json: bool,
     details: dict[str, Any] | None = None,
     words: str = "",
+    columns: int | None = None,
 ) -> None:
     """Write samples to a .npy file or a contact sheet, and print their shape and dtype.
 
     `shape` is the shape of one sample. `details` is added to the JSON result, and `words` to the line of text.
+    `columns` is the number of columns of the contact sheet.
     """
     from mvrbm.io.arrays import write_output
 
     plain = is_array(out)
     stretch = not plain and bool(array.min() < 0 or array.max() > 1)
-    write_output(out, array if plain else array.reshape(-1, *shape), force, stretch=stretch)
+    write_output(out, array if plain else array.reshape(-1, *shape), force, stretch=stretch, columns=columns)
     result = {"out": str(out), "shape": array.shape, "dtype": str(array.dtype), **(details or {})}
     text = f"{out}: {times(array.shape)} {array.dtype}"
     show(result, as_json, f"{text}, {words}" if words else text)

@@ -28,6 +28,7 @@ def outliers(
     contamination: Annotated[float | None, opt.new(_SHARE_HELP, default=_SHARE_DEFAULT, min=0, max=0.5)] = None,
     epochs: Annotated[int | None, opt.new("Number of epochs.", default="about 3,000 updates", min=1)] = None,
     rows: opt.Rows = None,
+    columns: opt.Columns = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
@@ -43,12 +44,15 @@ def outliers(
     opt.check_out(out, force, images=False)
     if maps is not None:
         opt.check_out(maps, force)
+    opt.check_columns(columns, maps)
     if save is not None:
         opt.check_model_out(save, force)
-    samples = opt.read(source, data_dir, rows)
-    training = samples if train is None else opt.read(train, data_dir)
+    samples, training = _read(source, train, data_dir, rows)
     if train is not None:
         opt.check_same_size(samples, training, source, train)
+    categorical = _categorical_columns(samples)
+    if categorical and maps is not None and not opt.is_array(maps):
+        raise ValueError(f"--maps {maps}: {source} has text columns and cannot be shown as images: use a .npy file")
 
     def train_detector() -> Any:
         import mvrbm
@@ -68,21 +72,66 @@ def outliers(
     count = int((scores < 0).sum())
     most_unusual = {row: round(float(scores[row]), 4) for row in order[:_MOST_SHOWN]}
     details: dict[str, Any] = {"outliers": count, "most_unusual": most_unusual}
+    if categorical:
+        details["categorical columns"] = categorical
     if maps is not None:
-        _write_maps(maps, detector, samples, order, force)
+        _write_maps(maps, detector, samples, order, force, columns)
         details["maps"] = str(maps)
     listed = ", ".join(f"{row} ({score:g})" for row, score in most_unusual.items())
     words = f"{count:,} of {len(scores):,} samples are outliers; lowest scores: {listed}"
+    if categorical:
+        words += f"; categorical columns: {', '.join(categorical)}"
     opt.write_samples(out, scores, (), force, as_json, details, words)
 
 
-def _write_maps(out: Path, detector: Any, samples: Any, order: list[int], force: bool) -> None:
+def _read(source: str, train: str | None, data_dir: Path | None, rows: slice | None) -> tuple[Any, Any]:
+    """Read the samples to score and the samples to train on, which are the same if `train` is None.
+
+    Tables are data frames if one of them has text columns, which are categorical, and arrays otherwise.
+    """
+    samples = _read_frame(source)
+    training = None if train is None else _read_frame(train)
+    if not any(_categorical_columns(frame) for frame in (samples, training)):
+        samples, training = _numbers(samples, source), _numbers(training, train)
+    samples = opt.read(source, data_dir, rows) if samples is None else opt.chosen(samples, rows, source)
+    if train is None:
+        return samples, samples
+    return samples, opt.read(train, data_dir) if training is None else training
+
+
+def _read_frame(source: str) -> Any:
+    """Read a table into a data frame, or return None if the source is not a table."""
+    from mvrbm.io.arrays import split_key
+    from mvrbm.io.tables import TABLES, read_table
+
+    path, columns = split_key(source)
+    return read_table(path, columns) if path.name.endswith(TABLES) and path.exists() else None
+
+
+def _numbers(frame: Any, source: str | None) -> Any:
+    """Convert a table without text columns to an array, or return None if the table is None."""
+    from mvrbm.io.tables import table_samples
+
+    return None if frame is None else table_samples(frame, Path(str(source)))
+
+
+def _categorical_columns(samples: Any) -> list[str]:
+    """Return the names of the text columns if the samples are a data frame."""
+    from mvrbm.io.tables import text_columns
+
+    return text_columns(samples) if hasattr(samples, "iloc") else []
+
+
+def _write_maps(out: Path, detector: Any, samples: Any, order: list[int], force: bool, columns: int | None) -> None:
     """Write the maps of all samples to a .npy file, or a contact sheet of the first samples in `order` to an image."""
     from mvrbm.io.arrays import write_output
 
     explained = samples if opt.is_array(out) else samples[order[: opt.MOST_TILES]]
-    found = detector.explain(explained).reshape(len(explained), *detector.visible_shape_)
-    write_output(out, found if opt.is_array(out) else _side_by_side(explained.reshape(found.shape), found), force)
+    found = detector.explain(explained)
+    if not _categorical_columns(explained):
+        found = found.reshape(len(explained), *detector.visible_shape_)
+    shown = found if opt.is_array(out) else _side_by_side(explained.reshape(found.shape), found)
+    write_output(out, shown, force, columns=columns)
 
 
 def _side_by_side(samples: Any, maps: Any) -> Any:

@@ -37,7 +37,7 @@ _NEGATIVE_HELP = "Sampling method for the negative phase."
 _CHAINS_HELP = "Number of chains for --negative pcd and tempered."
 _GIBBS_STEPS_HELP = "Number of Gibbs steps per update."
 _SHAPE_HELP = "Shape of a sample, if INPUT contains flattened samples."
-_LOG_HELP = "Write the metrics of each epoch to this CSV file."
+_LOG_HELP = "After each epoch, write metrics of up to 500 samples to this CSV."
 _SWEEP_HELP = "Train all combinations of values, such as 'rank=1,2;batch_size=50,100', and save the best model."
 
 

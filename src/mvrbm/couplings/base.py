@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mvrbm.extras import triton_runs_on
+from mvrbm.extras import import_plugins, triton_runs_on
 from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
 from mvrbm.validation import choice, whole_number
@@ -229,6 +229,8 @@ def make_coupling(description: str | Mapping[str, Any]) -> Coupling:
     else:
         options = dict(description)
         name, arguments = options.pop("coupling", None), []
+    if name not in list(COUPLINGS):
+        import_plugins()
     kind = COUPLINGS[choice(name, "coupling", sorted(COUPLINGS))]
     try:
         return kind(*arguments, **options)

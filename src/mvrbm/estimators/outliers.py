@@ -15,8 +15,10 @@ from sklearn.base import OutlierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from mvrbm.couplings import Dense, Kronecker
+from mvrbm.errors import StorageError
 from mvrbm.estimators.base import as_rows, check_finite
 from mvrbm.estimators.batches import ROWS_AT_ONCE, Array, batches
+from mvrbm.estimators.imputer.table import TableEncoding
 from mvrbm.estimators.inputs import VISIBLE, as_array, dtype_for, without_wrapper
 from mvrbm.estimators.parameters import unit_named
 from mvrbm.estimators.persistence import SavedEstimator, forget_names, restore_names, saved_names
@@ -68,6 +70,9 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     The detector trains a machine on the data. To score a sample, it masks half of the entries, in blocks, and predicts
     them from the other half. The score is the mean difference between the machine's predicted variances and the squared
     errors. Samples may be rows, matrices or arrays of any order. Missing entries (NaN) are ignored.
+
+    Columns of a data frame that are not numeric are categorical. Each category becomes a column of zeros and ones, and
+    all columns of a category are masked together. Categories that are not in the training data match none of them.
 
     Parameters
     ----------
@@ -182,7 +187,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         model = self._new_model(data if in_memory else references, len(data))
         has_missing = in_memory and bool(np.isnan(data).any())
         self.model_ = model.fit(data, mask=~np.isnan(data) if has_missing else None)
-        self.n_features_in_ = model.n_features_in_
+        if not self._encoding.is_mixed:
+            self.n_features_in_ = model.n_features_in_
         error, variance = self._means(references, check=False)
         self.dispersion_ = float(error.mean() / max(variance.mean(), np.finfo(variance.dtype).tiny))
         self.offset_ = self._threshold(self.dispersion_ * variance - error)
@@ -265,7 +271,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         The map shows how unlikely each entry is given the other entries. Its values are the squared errors minus the
         predicted variances of the entries when their blocks are masked. One eighth of the blocks is masked at a time.
         The map is smoothed over neighboring entries, with a window half a block wide, and missing entries (NaN) count
-        as 0. Values far above 0 are anomalous. For Gaussian units, errors are measured in standard deviations.
+        as 0. Values far above 0 are anomalous. For Gaussian units, errors are measured in standard deviations. The
+        value of a categorical column is the sum over its categories. Columns that are not part of the model count as 0.
         """
         check_is_fitted(self)
         unit = self.model_.machine_.layers[VISIBLE]
@@ -273,6 +280,11 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         parts = self._errors(self._read(X, reset=False), parts=_MAP_PARTS, rounds=_MAP_ROUNDS)
         excess = np.concatenate([errors - self.dispersion_ * variances for errors, variances, _ in parts])
         maps = uniform_filter(excess, [1, *width], mode="nearest")
+        if self._encoding.is_mixed:
+            starts = np.cumsum([0, *self._encoding.widths[:-1]])
+            of_columns = np.zeros((len(maps), len(self._encoding.kept)))
+            of_columns[:, self._encoding.kept] = np.add.reduceat(maps, starts, axis=1)
+            maps = of_columns
         shape = X.shape if hasattr(X, "shape") else np.shape(X)
         return np.asarray(maps.reshape(shape))
 
@@ -285,19 +297,39 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         given = as_array(X)
         if given.ndim > 2 and not reset and tuple(given.shape[1:]) != self.visible_shape_:
             raise ValueError(f"samples must have shape {self.visible_shape_}, got {tuple(given.shape[1:])}")
+        if reset:
+            self._encoding = TableEncoding.of(X, "from_dtype")
         if isinstance(X, Rows):
             if reset:
                 forget_names(self)
             elif math.prod(X.shape[1:]) != self.n_features_in_:
                 raise ValueError(f"samples must have shape {self.visible_shape_}, got {X.shape[1:]}")
             return X
+        if self._encoding.is_mixed:
+            return self._read_table(X, reset=reset)
         rows = given.reshape(len(given), math.prod(given.shape[1:])) if given.ndim > 2 else X
         checked = validate_data(self, rows, reset=reset, dtype=dtype_for(given), ensure_all_finite=False)
         return checked.reshape(given.shape) if given.ndim > 2 else checked
 
+    def _read_table(self, X: Any, *, reset: bool) -> Array:
+        """Validate a table with categorical columns, and return it with one column per category."""
+        if self.visible_shape is not None:
+            raise ValueError(f"visible_shape must be None for tables with text columns, got {self.visible_shape}")
+        if not reset:
+            validate_data(self, X, reset=False, skip_check_array=True)  # validates the order of the columns
+        numbers, _ = self._encoding.to_numbers(X, allow_new=not reset)
+        checked = validate_data(self, numbers, reset=reset, dtype=np.float64, ensure_all_finite=False)
+        if reset:
+            self._encoding.learn_kept(checked, keep_all=True)
+        return self._encoding.encode(checked)
+
+    def _mask_shape(self, unit: Unit) -> tuple[int, ...]:
+        """Return the shape of the masks: the columns of a table with categories, or the sites of the layer."""
+        return (len(self._encoding.widths),) if self._encoding.is_mixed else unit.site_shape
+
     def _block(self, unit: Unit) -> tuple[int, ...]:
         """Return the shape of the blocks to mask."""
-        shape = unit.site_shape
+        shape = self._mask_shape(unit)
         if self.block_shape is None:
             return tuple(max(1, round(size / _BLOCKS_PER_AXIS)) if len(shape) > 1 else 1 for size in shape)
         block = as_shape(self.block_shape, "block_shape")
@@ -331,7 +363,9 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         """
         machine = self.model_.machine_
         unit = machine.layers[VISIBLE]
-        masks = block_masks(unit.site_shape, self._block(unit), RandomSource(0), parts=parts, rounds=rounds)
+        masks = block_masks(self._mask_shape(unit), self._block(unit), RandomSource(0), parts=parts, rounds=rounds)
+        if self._encoding.is_mixed:
+            masks = masks.repeat_interleave(torch.tensor(self._encoding.widths), 1)
         for first in range(0, len(data), ROWS_AT_ONCE):
             values = np.asarray(data[first : first + ROWS_AT_ONCE]).reshape(-1, *self.visible_shape_)
             observed = torch.from_numpy(~np.isnan(values)).to(machine.like.device)
@@ -356,17 +390,35 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         self.model_._write(folder, extra)
 
     def _description(self) -> dict[str, Any]:
-        learned = {"offset": self.offset_, "dispersion": self.dispersion_, "feature_names": saved_names(self)}
+        learned: dict[str, Any] = {
+            "offset": self.offset_,
+            "dispersion": self.dispersion_,
+            "feature_names": saved_names(self),
+        }
+        if self._encoding.is_mixed:
+            learned["columns"] = self._encoding.describe()
         return {**super()._description(), **learned, "model": self.model_._description()}
 
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
         self._check_parameters()
         self.model_ = TVRBM.from_folder(folder, {ESTIMATOR: described["model"]}, self.device)
+        self._encoding, self.n_features_in_ = self._saved_encoding(described)
         self._block(self.model_.machine_.layers[VISIBLE])
         self.offset_ = number(described["offset"], "offset", -math.inf)
         self.dispersion_ = number(described["dispersion"], "dispersion", -math.inf)
-        self.n_features_in_ = self.model_.n_features_in_
         restore_names(self, described["feature_names"])
+
+    def _saved_encoding(self, described: Mapping[str, Any]) -> tuple[TableEncoding, int]:
+        """Return the saved encoding of a table, and the number of its columns."""
+        if "columns" not in described:
+            return TableEncoding(), self.model_.n_features_in_
+        n_columns = len(described["columns"]["kept"])
+        encoding = TableEncoding.from_description(described["columns"], (n_columns,))
+        if (sum(encoding.widths),) != self.visible_shape_:
+            raise StorageError(
+                f"the columns have {sum(encoding.widths)} entries, but the model has {self.visible_shape_}"
+            )
+        return encoding, n_columns
 
     def __sklearn_tags__(self) -> Any:
         """Return scikit-learn tags, which declare support for NaN."""

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from mvrbm.couplings import Coupling, Kronecker, make_coupling
 from mvrbm.distributed import World
-from mvrbm.units import Unit, make_unit, unit_names
+from mvrbm.units import Unit
+from mvrbm.units.base import unit_class
 from mvrbm.updates.negative import CD, PCD, TemperedPCD
 from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.updates.step import check_hidden_memory
@@ -112,7 +113,7 @@ def unit_named(kind: Any, shape: tuple[int, ...], parameter: str = "visible") ->
     ValueError
         If the unit type is unknown. The message refers to the estimator parameter `parameter`.
     """
-    return make_unit(choice(kind, parameter, unit_names()), shape)
+    return unit_class(kind, parameter)(shape)
 
 
 def is_named(unit: Unit, kind: Any) -> bool:

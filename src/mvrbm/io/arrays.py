@@ -245,7 +245,7 @@ def known_entries(samples: Array, *, nan_is_missing: bool) -> NDArray[np.bool_] 
     count = int((~np.isfinite(samples)).sum())
     if not nan_is_missing or np.isinf(samples).any():
         noun = "entry is" if count == 1 else "entries are"
-        raise InputError(f"{count:,} {noun} NaN or infinite; use --missing-nan if NaN marks missing entries")
+        raise InputError(f"{count:,} {noun} NaN or infinite; use nan_is_missing=True if NaN marks missing entries")
     return ~np.isnan(samples)
 
 
@@ -303,7 +303,7 @@ def as_pictures(array: Array) -> Array:
     return array
 
 
-def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
+def contact_sheet(array: Array, *, stretch: bool = False, columns: int | None = None) -> NDArray[np.uint8]:
     """Arrange samples in a grid and return the grid as a grayscale image of dtype uint8.
 
     Parameters
@@ -314,23 +314,34 @@ def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
     stretch : bool
         Whether to map the smallest value to black and the largest value to white instead of clipping. Ignored for
         uint8.
+    columns : int, optional
+        Number of samples in each row of the grid. By default, the grid has about as many rows as columns.
     """
     array = as_pictures(array)
     if array.dtype != np.uint8:
         values = array.astype(np.float64)
         low, high = (float(values.min()), float(values.max())) if stretch else (0.0, 1.0)
         array = np.rint(np.clip((values - low) / (high - low or 1.0), 0, 1) * 255).astype(np.uint8)
-    n, rows, columns = array.shape
-    across = math.ceil(math.sqrt(n))
+    n, height, width = array.shape
+    if columns is not None and columns < 1:
+        raise InputError(f"a contact sheet must have at least one column, got columns={columns}")
+    across = math.ceil(math.sqrt(n)) if columns is None else min(columns, n)
     down = math.ceil(n / across)
     # Each tile has a gray border below and to the right.
-    tiles = np.full((down * across, rows + 1, columns + 1), 128, np.uint8)
-    tiles[:n, :rows, :columns] = array
-    sheet = tiles.reshape(down, across, rows + 1, columns + 1).swapaxes(1, 2).reshape(down * (rows + 1), -1)
+    tiles = np.full((down * across, height + 1, width + 1), 128, np.uint8)
+    tiles[:n, :height, :width] = array
+    sheet = tiles.reshape(down, across, height + 1, width + 1).swapaxes(1, 2).reshape(down * (height + 1), -1)
     return sheet[:-1, :-1]
 
 
-def write_output(path: str | os.PathLike[str], array: Array, force: bool = False, *, stretch: bool = False) -> Path:
+def write_output(
+    path: str | os.PathLike[str],
+    array: Array,
+    force: bool = False,
+    *,
+    stretch: bool = False,
+    columns: int | None = None,
+) -> Path:
     """Write an array to a ``.npy`` file, or write samples to an image file as a :func:`contact_sheet`.
 
     Small contact sheets with multiple samples are enlarged by an integer factor. A single sample keeps its size. An
@@ -345,7 +356,7 @@ def write_output(path: str | os.PathLike[str], array: Array, force: bool = False
 
         try:
             kind = Image.registered_extensions()[path.suffix.lower()]
-            sheet = contact_sheet(array, stretch=stretch)
+            sheet = contact_sheet(array, stretch=stretch, columns=columns)
             times = 1 if len(array) == 1 else -(-_SMALLEST_SHEET // max(sheet.shape))
             Image.fromarray(sheet.repeat(times, 0).repeat(times, 1)).save(encoded, kind)
         except (OSError, ValueError) as error:

@@ -73,7 +73,7 @@ def check_output(path: str | os.PathLike[str], force: bool = False, suffixes: Se
     if _exists(path) and path.is_dir():
         raise InputError(f"{path} is a folder; specify a file instead")
     if _exists(path) and not force:
-        raise InputError(f"{path} already exists; use --force to replace it")
+        raise InputError(f"{path} already exists; use force=True to replace it")
     if not path.parent.is_dir():
         what = "is a file" if _exists(path.parent) else "does not exist"
         raise InputError(f"{path} cannot be written because {path.parent} {what}")

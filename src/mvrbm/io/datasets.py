@@ -97,7 +97,7 @@ def load(name: str, *, split: str = "train", data_dir: str | os.PathLike[str] | 
     folder = where(name, data_dir)
     if folder is None:
         raise DatasetError(
-            f"'{name}' is not on this machine. Run 'mvrbm data fetch {name}', set MVRBM_DATA or --data-dir to a folder "
+            f"'{name}' is not on this machine. Run 'mvrbm data fetch {name}', set MVRBM_DATA or data_dir to a folder "
             f"that contains its idx files, or use '{_ALTERNATIVE}', which requires no download"
         )
     parts = ("train", "test") if split == "all" else (split,)

@@ -108,7 +108,7 @@ def _column(path: Path, column: str | None) -> Iterator[str]:
     names = list(table.fieldnames or [])
     wanted = column or (names[0] if len(names) == 1 else "text")
     if wanted not in names:
-        hint = "" if column else "; use --column to specify the text column"
+        hint = "" if column else "; use column=NAME to specify the text column"
         raise InputError(f"{path} has no column '{wanted}', only {names}{hint}")
     for row in table:
         yield row[wanted] or ""

@@ -21,7 +21,7 @@ from mvrbm.extras import require
 from mvrbm.io.formats import BEST_COMPRESSION, LARGEST, first_line, reading, some_of
 from mvrbm.io.untrusted import ALLOWANCE, Budget, check_regular_file
 
-__all__ = ["STORES", "TABLES", "open_stored", "read_table", "table_labels", "table_samples"]
+__all__ = ["STORES", "TABLES", "open_stored", "read_table", "table_labels", "table_samples", "text_columns"]
 
 Array = NDArray[Any]
 #: File name suffixes for tables.
@@ -132,13 +132,18 @@ def _is_number(field: str) -> bool:
     return True
 
 
+def text_columns(frame: Any) -> list[str]:
+    """Return the names of the columns of a DataFrame that are not numeric."""
+    return [name for name, dtype in frame.dtypes.items() if dtype.kind not in "biuf"]
+
+
 def table_samples(frame: Any, path: Path) -> Array:
     """Convert a numeric DataFrame to an array with one row per sample.
 
     The dtype is uint8 if all values are nonnegative integers and the maximum is 255. Otherwise, it is float64, and
     missing values become NaN.
     """
-    text = [name for name, dtype in frame.dtypes.items() if dtype.kind not in "biuf"]
+    text = text_columns(frame)
     if text:
         raise InputError(
             f"{path}: column '{text[0]}' has type {frame[text[0]].dtype}, which is not numeric: select columns with "

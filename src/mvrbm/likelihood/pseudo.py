@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,13 @@ from mvrbm.validation import whole_number
 _MOST_WEIGHTS = 2**22
 # Maximum number of hidden field entries in memory at once.
 _MOST_FIELDS = 2**22
+# Maximum number of entries in memory at once for the alternatives of a site, which should fit into the cache.
+_MOST_ALTERNATIVES = 2**18
+# Maximum number of entries, of visible and hidden layers, that `mean_pseudo_log_likelihood` evaluates. They take about
+# 0.1 s.
+_MOST_ENTRIES = 2**25
+# Typical number of values over which the distribution of a site with infinitely many values is normalized.
+_TYPICAL_VALUES = 100
 
 
 @dataclass(frozen=True)
@@ -84,9 +92,41 @@ def pseudo_log_likelihood(
         every = {name: torch.arange(unit.n_sites) for name, unit in machine.layers.items()}
         each = [_log_conditionals(machine, layers, field, name, sites) for name, sites in every.items()]
         return PseudoLikelihood(torch.stack(each).sum(0), all_sites, all_sites)
+    return PseudoLikelihood(_estimate(machine, layers, _draw_sites(n_sites, all_sites, seed)), n_sites, all_sites)
+
+
+@torch.no_grad()
+def mean_pseudo_log_likelihood(
+    machine: BoltzmannMachine, visible: Visible, *, n_sites: int, seed: int = 0, check: bool = True
+) -> float:
+    """Estimate the mean pseudo-log-likelihood of all samples in bounded time, for use during training.
+
+    The arguments are those of :func:`pseudo_log_likelihood`. If visiting `n_sites` sites of every sample takes too
+    long, each of the sites is visited for some of the samples only. The estimate remains unbiased.
+    """
+    layers = machine.as_layers(visible, check=check)
+    units = machine.layers.values()
+    n, all_sites = len(next(iter(layers.values()))), sum(unit.n_sites for unit in units)
+    entries = math.prod(machine.hidden.shape) + sum(math.prod(unit.shape) for unit in units)
+    n_rows = max(1, int(_MOST_ENTRIES / (min(n_sites, all_sites) * entries * max(map(_n_values, units)))))
+    if n_rows >= n:
+        return float(pseudo_log_likelihood(machine, layers, n_sites=n_sites, seed=seed, check=False).values.mean())
+    places = _draw_sites(min(n_sites, all_sites), all_sites, seed)
+    rows = torch.arange(len(places) * n_rows).remainder(n).split(n_rows)
+    return _mean_estimate(machine, layers, places, rows)
+
+
+def _n_values(unit: Unit) -> float:
+    """Return the typical number of values that are evaluated one by one to normalize the distribution of a site."""
+    if unit.sampled_as == "bernoulli":
+        return 1  # both values are evaluated at once
+    return unit.levels if math.isfinite(unit.levels) else _TYPICAL_VALUES
+
+
+def _draw_sites(n_sites: int, all_sites: int, seed: int) -> Tensor:
+    """Divide all sites into `n_sites` equal parts, and draw one site from each part."""
     within = RandomSource(seed).uniform((n_sites,), torch.empty(0, dtype=torch.float64))
-    places = ((torch.arange(n_sites) + within) * (all_sites / n_sites)).long().clamp(max=all_sites - 1)
-    return PseudoLikelihood(_estimate(machine, layers, places), n_sites, all_sites)
+    return ((torch.arange(n_sites) + within) * (all_sites / n_sites)).long().clamp(max=all_sites - 1)
 
 
 def _estimate(machine: BoltzmannMachine, layers: Layers, places: Tensor) -> Tensor:
@@ -106,6 +146,16 @@ def _estimate(machine: BoltzmannMachine, layers: Layers, places: Tensor) -> Tens
             exact = _log_conditionals(machine, layers, field, name, sites)
             total += ends[-1] / len(places) * (exact - near[:, sites.to(near.device)].sum(1))
     return total
+
+
+def _mean_estimate(machine: BoltzmannMachine, layers: Layers, places: Tensor, rows: Sequence[Tensor]) -> float:
+    """Estimate the mean pseudo-log-likelihood of all samples. Each site in `places` is visited for its own `rows`."""
+    approximate = _estimate(machine, layers, places[:0]).mean()
+    differences = []
+    for place, some in zip(places, rows, strict=True):
+        part = {name: x[some.to(x.device)] for name, x in layers.items()}
+        differences.append(_estimate(machine, part, place[None]) - _estimate(machine, part, places[:0]))
+    return float(approximate + torch.cat(differences).mean())
 
 
 def _log_probabilities(unit: Unit, x: Tensor, field: Tensor) -> Tensor:
@@ -170,13 +220,15 @@ def _site_log_conditional(machine: BoltzmannMachine, layers: Layers, field: Tens
     options = unit.alternatives(x[:, site], site, _reach(machine, layers, field, name, site))
     columns, scale = _site_columns(machine, name, site)
     scores = []
-    for value in options.values:
-        changed = x.clone()
-        changed[:, site] = value
-        step = ((value - x[:, site]).reshape(n, -1) * scale) @ columns.flatten(1)  # the statistic is linear
-        energy = unit.energy(changed.reshape(n, *unit.shape))
-        scores.append(machine.hidden.log_normalizer(field + step.reshape(field.shape)) - energy)
-    score = torch.stack(scores)  # (a, n)
+    for values in options.values.split(max(1, _MOST_ALTERNATIVES // max(x.numel(), field.numel()))):
+        a = len(values)
+        changed = x.repeat(a, *[1] * (x.ndim - 1))
+        changed[:, site] = values.flatten(0, 1)
+        steps = ((values - x[:, site]).reshape(a * n, -1) * scale) @ columns.flatten(1)  # the statistic is linear
+        fields = field + steps.reshape(a, *field.shape)
+        energy = unit.energy(changed.reshape(-1, *unit.shape))
+        scores.append((machine.hidden.log_normalizer(fields.flatten(0, 1)) - energy).reshape(a, n))
+    score = torch.cat(scores)  # (a, n)
     conditional = (options.shares * score).sum(0) - torch.logsumexp(score + options.log_weights, 0)
     absent = unit.absent(layers[name])
     if absent is None:

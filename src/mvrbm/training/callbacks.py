@@ -20,7 +20,8 @@ from mvrbm.distributed import World
 from mvrbm.errors import StorageError
 from mvrbm.extras import require
 from mvrbm.io.atomic import lock
-from mvrbm.likelihood import log_likelihood_interval, pseudo_log_likelihood
+from mvrbm.likelihood import log_likelihood_interval
+from mvrbm.likelihood.pseudo import mean_pseudo_log_likelihood
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import mean_field
@@ -214,7 +215,9 @@ class Monitor(Periodic):
     every : int, optional
         Number of updates between measurements. If None, metrics are computed after every epoch.
     pseudo_sites : int
-        Number of sites used to estimate the pseudo-likelihood. If 0, the pseudo-likelihood is not computed.
+        Number of sites used to estimate the pseudo-likelihood. If the units have many values, each of these sites is
+        visited for some of the samples only, which takes about 0.1 s for images of 28 x 28 pixels. If 0, the
+        pseudo-likelihood is not computed.
     annealing_steps : int
         Number of temperatures, such as 1000, used to estimate the log-likelihood by annealed importance sampling. If 0,
         the log-likelihood is not computed.
@@ -224,7 +227,7 @@ class Monitor(Periodic):
     The following metrics are logged. Errors, log-likelihoods and free energies are averaged over samples.
 
     - `reconstruction_error`: squared error after one mean-field update.
-    - `pseudo_log_likelihood`: pseudo-log-likelihood of the training samples.
+    - `pseudo_log_likelihood`: estimate of the pseudo-log-likelihood of the training samples.
     - `log_likelihood`, `log_likelihood_lower` and `log_likelihood_upper`: interval estimate of the log-likelihood. See
       :func:`~mvrbm.likelihood.log_likelihood_interval`. Reverse annealing starts from 100 of the training samples.
     - `dead` and `saturated`: fractions of hidden units whose mean is below 0.01, or above 0.99, for all samples. Only
@@ -286,8 +289,9 @@ class Monitor(Periodic):
         data = self._data
         row = {"reconstruction_error": _reconstruction_error(trainer, data)}
         if self.pseudo_sites:
-            pseudo = pseudo_log_likelihood(machine, data, n_sites=self.pseudo_sites, check=False)
-            row["pseudo_log_likelihood"] = float(pseudo.values.mean())
+            row["pseudo_log_likelihood"] = mean_pseudo_log_likelihood(
+                machine, data, n_sites=self.pseudo_sites, check=False
+            )
         if self.annealing_steps:
             start = {name: x[:100] for name, x in data.items()}
             found = log_likelihood_interval(machine, data, RandomSource(0), n_steps=self.annealing_steps, init=start)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mvrbm.extras import import_plugins
 from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
 from mvrbm.validation import as_shape, choice
@@ -26,7 +27,11 @@ LARGEST_PARAMETER = 1e15
 
 
 class Alternatives(NamedTuple):
-    """Possible values of one site for each of n samples, as returned by :meth:`mvrbm.Unit.alternatives`."""
+    """Possible values of one site for each of n samples, as returned by :meth:`mvrbm.Unit.alternatives`.
+
+    The probability of the site given all other sites is normalized by a sum over these values. `shares` averages over
+    them, so that a value between two states, such as a gray pixel, counts as a mixture of both.
+    """
 
     values: Tensor  # (a, n, *entry_shape)
     log_weights: Tensor  # (a, n): log-weights for the sum (or quadrature) over all values
@@ -352,11 +357,22 @@ class Unit(nn.Module, ABC):
 
 def make_unit(name: str, shape: int | Sequence[int], **options: Any) -> Unit:
     """Build a unit from its name, which is one of :func:`unit_names`. Options are passed to the unit's class."""
-    return UNITS[choice(name, "unit", unit_names())](shape, **options)
+    return unit_class(name, "unit")(shape, **options)
+
+
+def unit_class(name: str, parameter: str) -> Callable[..., Unit]:
+    """Return the class of the units with this name, or a function that builds them.
+
+    An unknown name raises ValueError, and the message refers to `parameter`.
+    """
+    if name not in list(UNITS):  # not `in UNITS`, because the name may not be hashable
+        choice(name, parameter, unit_names())
+    return UNITS[name]
 
 
 def unit_names() -> list[str]:
-    """Return the sorted names of all registered units."""
+    """Return the sorted names of all units, including those of installed plugins."""
+    import_plugins()
     return sorted(UNITS)
 
 

@@ -392,7 +392,7 @@ def denoise_photograph(
     return PhotoDenoiser.pretrained(kind, device=device).denoise(array, level=level, progress=progress)
 
 
-def repair_photograph(image: Any, mask: Any, *, device: Any = "auto", progress: Progress | None = None) -> Array:
+def repair_photograph(image: Any, damage: Any, *, device: Any = "auto", progress: Progress | None = None) -> Array:
     """Fill in scratches or text on a photograph.
 
     Biharmonic interpolation fills in the missing pixels, and the pretrained stages refine them.
@@ -402,7 +402,7 @@ def repair_photograph(image: Any, mask: Any, *, device: Any = "auto", progress: 
     image : array of shape (H, W), (H, W, 3) or (H, W, 4)
         Grayscale, RGB or RGBA image of dtype uint8, uint16 or float. Floats must be between 0 and 1. The alpha channel
         is returned unchanged.
-    mask : array of shape (H, W)
+    damage : array of shape (H, W)
         Mask that is True, or brighter than half the white level, for each pixel to fill in.
     device : str
         Device to use. ``"auto"`` selects a GPU if available.
@@ -412,15 +412,15 @@ def repair_photograph(image: Any, mask: Any, *, device: Any = "auto", progress: 
     Returns
     -------
     array of the same shape and dtype as `image`
-        The repaired image. Pixels outside the mask are unchanged.
+        The repaired image. All other pixels are unchanged.
     """
     array = check_image(image, unit_range=True)
-    given = np.asarray(mask)
+    given = np.asarray(damage)
     if given.shape != array.shape[:2]:
-        raise ValueError(f"mask must have the same size as the image {array.shape[:2]}, got shape {given.shape}")
+        raise ValueError(f"damage must have the same size as the image {array.shape[:2]}, got shape {given.shape}")
     missing = given if given.dtype == bool else given > white(given.dtype) / 2
     if missing.all():
-        raise ValueError("mask must not cover the whole image")
+        raise ValueError("damage must not cover the whole image")
     colors = array[..., None] if array.ndim == 2 else array[..., :3]
     inpaint = require("skimage.restoration", "repairing a photograph", "data").inpaint_biharmonic
     pixels = colors.astype(np.float32) / np.float32(white(array.dtype))

@@ -65,8 +65,8 @@ class TableEncoding:
         if found.copied:
             names = [str(X.columns[column]) for column in found.copied]
             warnings.warn(
-                f"columns {names} have nearly as many different values as rows: they are not part of the model and are "
-                "copied unchanged (to use them as categories, convert them to dtype 'category')",
+                f"columns {names} are left out of the model because they have nearly as many different values as rows. To "
+                "use them as categories, convert them to dtype 'category'",
                 stacklevel=4,
             )
         return found
@@ -96,10 +96,15 @@ class TableEncoding:
         """Number of encoded columns for each column that is kept."""
         return [len(self.categories[i]) if i in self.categories else 1 for i in np.flatnonzero(self.kept).tolist()]
 
-    def to_numbers(self, X: Any) -> tuple[Any, tuple[int, ...]]:
-        """Replace categories with their indices. Return the numeric rows and the shape of a sample."""
+    def to_numbers(self, X: Any, *, allow_new: bool = False) -> tuple[Any, tuple[int, ...]]:
+        """Replace categories with their indices. Return the numeric rows and the shape of a sample.
+
+        If `allow_new` is True, categories that were not in the training data get an index that :meth:`encode` converts
+        to zeros. Otherwise, they raise ValueError.
+        """
         if self.is_mixed:
-            numbers = np.column_stack([self._column_of_numbers(X, column) for column in range(np.shape(X)[1])])
+            columns = range(np.shape(X)[1])
+            numbers = np.column_stack([self._column_of_numbers(X, column, allow_new) for column in columns])
             if _is_frame(X):
                 return type(X)(numbers, columns=X.columns, index=X.index), numbers.shape[1:]
             return numbers, numbers.shape[1:]
@@ -111,21 +116,25 @@ class TableEncoding:
         array = np.asarray(X)
         return array.reshape(len(array), -1), array.shape[1:]
 
-    def _column_of_numbers(self, X: Any, column: int) -> Array:
+    def _column_of_numbers(self, X: Any, column: int, allow_new: bool) -> Array:
         if column in self.copied:
             return np.full(len(X), np.nan)
         if column in self.dates:
             return days_of(X.iloc[:, column], self.dates[column])
         values, known = _known_values(X, column)
         numbers = np.full(len(known), np.nan)
-        numbers[known] = self._codes(X, column, values) if column in self.categories else _floats(X, column, values)
+        is_categorical = column in self.categories
+        numbers[known] = self._codes(X, column, values, allow_new) if is_categorical else _floats(X, column, values)
         return numbers
 
-    def _codes(self, X: Any, column: int, values: Array) -> Array:
+    def _codes(self, X: Any, column: int, values: Array, allow_new: bool) -> Array:
         """Convert the values in a categorical column to category indices."""
         categories = self.categories[column]
         places = np.searchsorted(categories, values).clip(max=max(len(categories) - 1, 0))
-        unknown = values[categories[places] != values] if len(categories) else values
+        is_new = categories[places] != values if len(categories) else np.ones(len(values), dtype=bool)
+        unknown = values[is_new]
+        if allow_new:
+            return np.where(is_new, len(categories), places)
         if len(unknown):
             name = _name(X, column)
             raise ValueError(
