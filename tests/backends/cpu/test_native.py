@@ -178,7 +178,7 @@ def test_samples_of_another_shape_are_refused_whenever_they_come():
             batches[0] = torch.rand(9, 2, 5)
 
     trainer = Trainer(mvrbm((6, 5), (4, 7)), callbacks=[Change()])
-    with pytest.raises(ValueError, match=r"layer 'visible' expects arrays of shape \(6, 5\), got \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"layer 'visible' expects arrays of shape \(6, 5\), but got \(2, 5\)"):
         trainer.fit(DataLoader(batches, batch_size=None), 2)
     assert trainer.update == 1
 
