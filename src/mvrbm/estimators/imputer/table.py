@@ -65,8 +65,8 @@ class TableEncoding:
         if found.copied:
             names = [str(X.columns[column]) for column in found.copied]
             warnings.warn(
-                f"columns {names} are left out of the model because they have nearly as many different values as rows. To "
-                "use them as categories, convert them to dtype 'category'",
+                f"columns {names} are left out of the model because they have nearly as many different values as rows. "
+                "To use them as categories, convert them to dtype 'category'",
                 stacklevel=4,
             )
         return found
