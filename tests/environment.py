@@ -1,7 +1,7 @@
 """Settings of a test run from environment variables: other seeds, and the C code for another processor.
 
-`tests/conftest.py` applies them. Programs started by tests call `apply_settings` if their results are compared with numbers
-computed in the test.
+`tests/conftest.py` applies them. Programs that tests start call `apply_settings` themselves if their numbers are compared
+with those of a test.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ def _shift_seeds():
 
 
 def choose_processor():
-    """Use the C code for the processor named by MVRBM_TEST_PROCESSOR, or no C code for "none"."""
+    """Use the C code for the processor that MVRBM_TEST_PROCESSOR names, none at all ("none"), or the best."""
     name = os.environ.get("MVRBM_TEST_PROCESSOR", "")
     if name == "none":
         sys.modules["mvrbm.compiled._native"] = sys.modules["mvrbm.compiled._pseudo"] = None

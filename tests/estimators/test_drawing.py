@@ -56,7 +56,7 @@ def test_samples_of_a_label_follow_the_conditional_distribution(kind, init):
         codes = 2 ** np.arange(4)
         order = np.argsort(images @ codes)
         counts = np.bincount((drawn.reshape(-1, 4) @ codes).astype(int), minlength=16)
-        assert stats.chisquare(counts, 4000 * p[order]).pvalue > 1e-3
+        assert stats.chisquare(counts, 4000 * p[order]).pvalue > 1e-5
         means, _ = draw(label=label, steps=30, init=init, mean=True)
         assert len(np.unique(means)) > 2
         np.testing.assert_allclose(means.reshape(-1, 4).mean(0), p @ images, atol=0.03)
@@ -263,7 +263,7 @@ def test_labels_change_although_they_rule_the_hidden_layer(start):
     init = {names[0]: np.zeros((4000, 2, 2)), names[1]: np.full(4000, start)}
     drawn = model.sample(4000, init=init, steps=20)[names[1]]
     counts = [int((drawn == name).sum()) for name in CLASSES]
-    assert stats.chisquare(counts, 4000 * expected).pvalue > 1e-3
+    assert stats.chisquare(counts, 4000 * expected).pvalue > 1e-5
 
 
 def test_labels_are_drawn_as_often_as_given():

@@ -1,8 +1,8 @@
 """Annealed importance sampling against exact log Z, and log-likelihoods from every source of log Z.
 
-With another seed, a check by p-value fails once in ten thousand runs. Of 900 estimates from the default center, 60 for each
-machine below, 3 were outside three of their standard errors. At that rate, more than two of thirty are outside once in ten
-thousand runs.
+With another seed, a check by p-value fails once in ten thousand runs. Of 900 estimates from the default center, 60 of
+each machine below, 3 were outside three of their standard errors: at that rate more than two of thirty are outside once
+in ten thousand runs, too.
 """
 
 import functools

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from environment import fixed_seeds
 from mvrbm import CP, MMVRBM, Bernoulli, BoltzmannMachine, Gaussian, Kronecker, RandomSource
 from mvrbm.vision import NOISES, add_noise, denoise, estimate_level
 from mvrbm.vision.denoising import posterior_mean, robust_sigma
@@ -22,6 +23,7 @@ from mvrbm.vision.observations import (
 from mvrbm.vision.patches import PatchGrid
 
 
+@fixed_seeds()  # how far mean field is from the exact posterior depends on the machine
 def tiny(seed=0, std=1.5):
     """A 2x2 binary machine with strong weights, double precision."""
     machine = BoltzmannMachine(Bernoulli((2, 2)), Bernoulli((2, 2)), Kronecker(2), seed=seed, std=std).double()
@@ -273,10 +275,11 @@ def test_salt_and_pepper_on_gaussian_units_weighs_the_tail_beyond_black():
 # -- how much noise ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", [0.05, 0.2])
-def test_rate_of_salt_and_pepper_is_found_on_binary_images(stripes, level):
+@pytest.mark.parametrize(("level", "margin"), [(0.05, 0.035), (0.2, 0.055)])
+def test_rate_of_salt_and_pepper_is_found_on_binary_images(stripes, level, margin):
+    # The model itself explains a rate of 0.013. The rest of a margin is 5 standard errors, of 0.004 and 0.008.
     model, clean = stripes
-    assert estimate_level(model, add_noise(clean, level=level, seed=5)) == pytest.approx(level, abs=0.02)
+    assert estimate_level(model, add_noise(clean, level=level, seed=5)) == pytest.approx(level, abs=margin)
 
 
 @pytest.mark.parametrize("method", ["mean-field", "gibbs"])

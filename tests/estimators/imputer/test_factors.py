@@ -74,9 +74,8 @@ def test_draws_have_the_exact_moments_and_chains_agree():
     known = torch.tensor([True, True, False, True, False, True]).repeat(4000, 1)
     x = torch.zeros(4000, 6, dtype=torch.float64)
     drawn = factors.draw(x, known, RandomSource(0))[:, 2]
-    assert float(drawn.mean()) == pytest.approx(
-        float(factors.conditional_mean(x, known)[0, 2]), abs=0.13
-    )  # 5 standard errors
+    # Five standard errors.
+    assert float(drawn.mean()) == pytest.approx(float(factors.conditional_mean(x, known)[0, 2]), abs=0.13)
     assert float(drawn.std()) == pytest.approx(float(factors.deviation(x, known)[0, 2]), rel=0.05)
     few = {"visible": x[:200].reshape(-1, 2, 3)}
     chains = conditional_mean(factors.machine((2, 3)), few, {"visible": known[:200].reshape(-1, 2, 3)}, RandomSource(0))
