@@ -6,7 +6,9 @@
 - The parameters are restored to their values before the failed update. Backends that check for divergence only every
   few thousand updates restore the parameters from their last check.
 - The momenta are set to zero, because they may not be finite after the failed update. Optimizers discard their moments.
-- `state.update` is the number of updates that led to the restored parameters.
+- The chains and the hidden offset are cleared, because they may have diverged too. The next update initializes them
+  (see :meth:`~mvrbm.updates.state.TrainState.reset_after_divergence`).
+- `state.update` is the number of updates that led to the restored parameters. `state.epoch` is not restored.
 
 The message names the first parameter, in the order of `named_parameters`, that is not finite after the failed update.
 Backends that see the gradient of every update name the first parameter with a non-finite gradient, if there is one.

@@ -41,11 +41,11 @@ class ReferenceBackend(UpdateBackend):
         return state
 
     def _fail(self, state: TrainState, gradient: Gradient) -> NoReturn:
-        """Restore the parameters from before the step, reset the momenta, and raise DivergenceError."""
+        """Restore the parameters from before the step, reset the rest of the state, and raise DivergenceError."""
         optimizer = self.settings.optimizer
         culprit = first_not_finite(state, gradient)
         for name, parameter in state.learned.items():
             parameter.copy_(self._before[name])
-        state.reset_momenta()
+        state.reset_after_divergence()
         rate = None if optimizer is None else float(optimizer.param_groups[0]["lr"])
         fail(self.settings.recipe, state.update + 1, culprit, rate)

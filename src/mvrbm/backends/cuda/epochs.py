@@ -216,8 +216,9 @@ class KernelBackend(EpochBackend):
             culprit = first_not_finite(state)
             kept, state.update = self._kept
             self._set_back(kept)
-            self.momenta.zero_()
             self.packings[0].unpack(state, self.params[0], self.momenta[0])
+            state.reset_after_divergence()
+            self.load(states)
             fail(self._recipes[0], state.update + 1, culprit)
         self._kept = self._snapshot(), states[0].update
         return [not one for one in finite]
