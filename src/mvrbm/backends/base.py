@@ -42,13 +42,13 @@ class UpdateBackend(ABC):
         self.settings = settings
 
     @torch.no_grad()
-    def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
-        """Perform one update in place and return the state.
+    def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> None:
+        """Perform one update of the state in place.
 
         Parameters
         ----------
         state : TrainState
-            The state before the update.
+            The state to update.
         batch : mapping of str to Tensor
             Samples for each visible layer, of shape (n, *layer shape), without missing entries.
         weight : float
@@ -58,10 +58,10 @@ class UpdateBackend(ABC):
         """
         if start_chains(self.settings, state, batch, share):
             self.load(state)
-        return self._update(state, batch, weight, share)
+        self._update(state, batch, weight, share)
 
     @abstractmethod
-    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
+    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> None:
         """Perform one update of a state whose persistent chains are already initialized. See :meth:`update`."""
 
     def draw_missing(self, state: TrainState, batch: Batch, steps: int, share: Share = WHOLE) -> Layers:

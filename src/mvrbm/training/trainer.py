@@ -428,7 +428,7 @@ class Trainer:
         data: Layers = batch.visible
         if batch.known:
             data = backend.draw_missing(self.state, batch, self.missing_steps, share)
-        self.state = backend.update(self.state, data, weight, share)
+        backend.update(self.state, data, weight, share)
 
     def _share_of(self, batch: Batch) -> Share:
         """Return the share of an update that this process computes."""

@@ -45,7 +45,7 @@ class FlatBackend(UpdateBackend):
         self._gibbs_steps = int(settings.negative.steps)
         self._chains_started = False
 
-    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
+    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> None:
         self._contrast(batch, state.chain_numbers(share), weight * share.data, weight * share.chains)
         centering = self._centering
         if centering is not None and state.centering is not None:
@@ -66,7 +66,6 @@ class FlatBackend(UpdateBackend):
         if centering is not None:
             centering.follow()
         state.update += 1
-        return state
 
     @abstractmethod
     def _contrast(self, batch: Mapping[str, Tensor], rng: RandomSource, of_data: float, of_chain: float) -> None:
