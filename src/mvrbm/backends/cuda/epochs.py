@@ -24,7 +24,7 @@ from mvrbm.extras import triton_runs_on
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
-from mvrbm.updates.step import fail, first_not_finite
+from mvrbm.updates.step import fail, first_not_finite, initial_rates
 
 # Number of updates between two checks for divergence. A check synchronizes with the GPU.
 _UPDATES_UNCHECKED = 5000
@@ -302,10 +302,10 @@ class KernelBackend(EpochBackend):
 
 def rates_row(recipe: Recipe) -> list[float]:
     """Return a recipe's row in the table of rates (see `N_RATES` in `step_kernels`)."""
-    rate = float(recipe.learning_rate or 0.0)
+    rate, bias_rate = initial_rates(recipe)
     decay = 0.0 if recipe.rate_decay is None else 1 / recipe.rate_decay
     end = 1 / recipe.planned_updates if recipe.linear_decay and recipe.planned_updates else 0.0
-    return [rate, recipe.bias_learning_rate or rate, recipe.momentum, recipe.weight_decay, decay, end]
+    return [rate, bias_rate, recipe.momentum, recipe.weight_decay, decay, end]
 
 
 def launches_overlap(device: torch.device) -> bool:
