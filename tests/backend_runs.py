@@ -107,7 +107,7 @@ def train(backend: UpdateBackend, run: Run, *, share: Share = WHOLE, full: int |
         full = max(1, *(len(next(iter(batch.values()))) for batch in run.batches), 1)
     for batch in run.batches:
         weight = max(1, len(next(iter(batch.values())))) / full
-        state = backend.update(state, batch, weight, share)
+        backend.update(state, batch, weight, share)
     return backend.store(state)
 
 

@@ -14,6 +14,7 @@ from mvrbm.backends.choose import BACKENDS
 from mvrbm.data.sources import as_source
 from mvrbm.errors import DivergenceError
 from mvrbm.updates.gradient import WHOLE
+from mvrbm.updates.negative import PCD
 from mvrbm.updates.recipe import Recipe
 
 # Plain gradient descent without any change between updates, so that parameters can be compared exactly.
@@ -49,10 +50,10 @@ def name(request):
     return name
 
 
-def run_for(name: str, visible: type) -> Run:
+def run_for(name: str, visible: type, recipe: Recipe = RECIPE) -> Run:
     order = 3 if name == "tensor" else 2
     layers = {"x": lambda: visible((3, 4, 2)[:order])}
-    run = start(Case(layers, lambda: Bernoulli((2, 3, 2)[:order]), [1], RECIPE, [8]))
+    run = start(Case(layers, lambda: Bernoulli((2, 3, 2)[:order]), [1], recipe, [8]))
     if name not in ("gemm", "native") and torch.cuda.is_available():
         run.state.machine.to("cuda")
         run = run._replace(batches=[{key: array.cuda() for key, array in batch.items()} for batch in run.batches])
@@ -84,6 +85,8 @@ def assert_restored(run: Run, before: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(parameter.detach(), before[name], rtol=1e-6, atol=1e-6)
     for momentum in run.state.momenta.values():
         assert not bool(momentum.any())
+    assert not run.state.chains
+    assert run.state.centering is None or run.state.centering.hidden is None
 
 
 @pytest.mark.parametrize(
@@ -97,6 +100,16 @@ def test_divergence_restores_parameters_and_names_the_first_that_is_not_finite(n
     message = first_update(name, run)
     first = next(key for key in run.state.learned if key in filled)
     assert re.match(rf"update 1: the parameter of '{re.escape(first)}' is not finite", message)
+    assert_restored(run, before)
+
+
+def test_divergence_clears_chains_and_the_hidden_offset(name):
+    centering = "none" if name in ("per_sample", "tensor") else "full"  # these kernels do not center the hidden layer
+    run = run_for(name, Bernoulli, dataclasses.replace(RECIPE, negative=PCD(4), centering=centering))
+    for key, parameter in run.state.learned.items():
+        run.state.momenta[key] = torch.full_like(parameter, TOO_LARGE).detach()
+    before = {key: parameter.detach().clone() for key, parameter in run.state.machine.named_parameters()}
+    first_update(name, run)
     assert_restored(run, before)
 
 

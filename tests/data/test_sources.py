@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker
+from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource
 from mvrbm.data.sources import as_source
 from mvrbm.models import mvrbm
 from mvrbm.training import Callback, Recipe, Trainer
@@ -157,6 +157,18 @@ def test_stream_is_cut_into_batches(wrapped):
     assert sizes.sizes == [16, 16, 16, 2] * 2
     assert trainer.batches_per_epoch is None
     assert trainer.epoch == 2
+
+
+def test_shards_are_read_in_another_order_in_every_epoch(tmp_path):
+    np.save(tmp_path / "part.npy", np.arange(20, dtype=np.float32)[:, None, None])
+    source = as_source(tmp_path, BoltzmannMachine(Gaussian((1, 1)), Bernoulli(2), Dense()))
+    rng = RandomSource(3)
+    orders = []
+    for epoch in range(3):
+        batches = source.batches(8, rng.at_step(epoch))
+        orders.append(tuple(torch.cat([batch.visible["visible"].flatten() for batch in batches]).tolist()))
+    assert len(set(orders)) == 3
+    assert all(sorted(order) == list(range(20)) for order in orders)
 
 
 def test_bytes_are_scaled_for_bits_and_kept_for_reals():

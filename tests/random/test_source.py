@@ -166,6 +166,33 @@ def test_split_streams_are_uncorrelated():
     assert smallest * len(scores) > FALSE_ALARM
 
 
+DERIVATIONS = {"split": lambda rng: rng.split(2)[1], "stream": lambda rng: rng.stream(3, 1)}
+
+
+@pytest.mark.parametrize("derive", DERIVATIONS.values(), ids=DERIVATIONS)
+def test_sources_derived_at_different_steps_are_different(derive):
+    sources = [derive(RandomSource(6).at_step(step)) for step in range(5)]
+    grandchildren = [derive(derive(RandomSource(6)).at_step(step)) for step in range(1, 5)]
+    assert len({tuple(draws(rng).tolist()) for rng in sources + grandchildren}) == 9
+    assert torch.equal(draws(derive(RandomSource(6).at_step(3))), draws(derive(RandomSource(6).at_step(3))))
+
+
+@pytest.mark.parametrize("derive", DERIVATIONS.values(), ids=DERIVATIONS)
+def test_derived_sources_start_at_the_same_row(derive):
+    rng = RandomSource(6).at_step(4)
+    whole = derive(rng).uniform((10, 6), LIKE)
+    parts = [derive(rng.at_step(4, first_row=first)).uniform((5, 6), LIKE) for first in (0, 5)]
+    assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("derive", DERIVATIONS.values(), ids=DERIVATIONS)
+def test_no_source_is_derived_from_a_step_on_a_device(derive):
+    rng = RandomSource(6).at_step(4)
+    rng.step_on(torch.device("cpu"))
+    with pytest.raises(ValueError, match="the step of this source is a tensor"):
+        derive(rng)
+
+
 def test_cannot_be_split_into_nothing():
     with pytest.raises(ValueError, match="count must be a whole number of at least 1, got 0"):
         RandomSource(0).split(0)

@@ -166,3 +166,74 @@ def test_trainers_without_common_kernels_train_alone():
         alone = Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=10, n_epochs=3), seed=seed).fit(x)
         for name, value in alone.machine.state_dict().items():
             assert torch.equal(together.machine.state_dict()[name], value)
+
+
+@pytest.fixture
+def kernels(request):
+    """Let kernels train machines together, in Triton's interpreter if there is no GPU."""
+    pytest.importorskip("triton")
+    request.getfixturevalue("interpreted")
+
+
+def assert_trained(trainer, update, epoch):
+    assert (trainer.update, trainer.epoch, trainer.state.batch) == (update, epoch, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernels")
+def test_trainers_at_different_epochs_each_finish_their_run():
+    x = bits(12)
+    recipe = Recipe(batch_size=6, n_epochs=2)
+    trainers = [Trainer(mvrbm((3, 3), (2, 2)), recipe, seed=seed) for seed in range(3)]
+    trainers[0].fit(x)
+    finished = {name: value.clone() for name, value in trainers[0].machine.state_dict().items()}
+    trainers[1].fit(x, 1)
+    outcomes = fit_together(trainers, [x] * 3)
+    assert [outcome.diverged for outcome in outcomes] == [False] * 3
+    for trainer in trainers:
+        assert_trained(trainer, update=4, epoch=2)
+    for name, value in trainers[0].machine.state_dict().items():
+        assert torch.equal(value, finished[name])
+    for seed in (1, 2):
+        alone = Trainer(mvrbm((3, 3), (2, 2)), recipe, seed=seed).fit(x)
+        for name, value in alone.machine.state_dict().items():
+            torch.testing.assert_close(trainers[seed].machine.state_dict()[name], value, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_runs_whose_prepared_state_the_kernels_do_not_support_train_alone():
+    x = np.random.default_rng(0).random((12, 3, 2, 2)).round().astype(np.float32)
+    recipe = Recipe(batch_size=6, n_epochs=2, centering="full")
+
+    def trainers():
+        machines = [BoltzmannMachine(Bernoulli((3, 2, 2)), Bernoulli((2, 2, 2)), Kronecker()) for _ in range(2)]
+        return [Trainer(machine, recipe, seed=seed) for seed, machine in enumerate(machines)]
+
+    together = trainers()
+    assert [outcome.diverged for outcome in fit_together(together, [x] * 2)] == [False] * 2
+    for mine, alone in zip(together, trainers(), strict=True):
+        alone.fit(x)
+        assert_trained(mine, update=4, epoch=2)
+        for name, value in alone.machine.state_dict().items():
+            assert torch.equal(mine.machine.state_dict()[name], value)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernels")
+def test_linear_decay_ends_with_the_epochs_of_the_recipe():
+    """An earlier call with another number of epochs does not change the plan."""
+    x = bits(12)
+    recipe = Recipe(batch_size=6, n_epochs=2, linear_decay=True, rate_decay=None)
+
+    def trainers():
+        runs = [Trainer(mvrbm((3, 3), (2, 2)), recipe, seed=seed) for seed in range(2)]
+        for run in runs:
+            run.fit(x, 1)
+        return runs
+
+    together = trainers()
+    fit_together(together, [x] * 2)
+    for mine, alone in zip(together, trainers(), strict=True):
+        alone.fit(x)
+        for name, value in alone.machine.state_dict().items():
+            torch.testing.assert_close(mine.machine.state_dict()[name], value, rtol=2e-3, atol=2e-4)

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset
 from enumeration import Written, every_combination
 from environment import fixed_seeds
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource
+from mvrbm.data.sources import as_source
 from mvrbm.models import documents, mvrbm, rbm, replicated_softmax
 from mvrbm.sampling import gibbs, mean_field
 from mvrbm.saving import read_machine, read_tensors, write_machine
@@ -844,3 +845,16 @@ def test_exact_likelihood_of_a_small_multimodal_problem_rises(negative):
     # Independent entries come to about -6.5; the best possible is -log 6 = -1.8.
     assert start < -6
     assert likelihood() > start + 1.5
+
+
+def test_updates_before_the_run_has_begun_are_an_error():
+    machine = mvrbm((3, 3), (2, 2))
+    trainer = Trainer(machine, Recipe(batch_size=4, bias_learning_rate=None))
+    x = RandomSource(1).uniform((4, 3, 3), torch.empty(0)).round()
+    batch = next(iter(as_source(x, machine).batches(4, RandomSource(0))))
+    with pytest.raises(ValueError, match="has not begun: call fit or prepare"):
+        trainer.train_on(batch)
+    assert trainer.update == 0
+    trainer.prepare(x)
+    trainer.train_on(batch)
+    assert trainer.update == 1

@@ -1,14 +1,52 @@
-"""The chains of a negative phase that several processes share."""
+"""The random numbers that chains use in each update, and the chains that several processes share."""
 
 import pytest
 import torch
 
+from backend_runs import DEFAULT, Case, start, with_negative
 from mvrbm import Bernoulli, BoltzmannMachine, Kronecker, RandomSource
+from mvrbm.backends.graph import GraphBackend
+from mvrbm.backends.reference import ReferenceBackend
+from mvrbm.data.sources import as_source
 from mvrbm.distributed import World
-from mvrbm.training import TemperedPCD
+from mvrbm.training import CD, PCD, TemperedPCD
+from mvrbm.updates.gradient import WHOLE
 from mvrbm.updates.negative import _SharedNumbers
 
 LIKE = torch.empty(0)
+
+
+@pytest.mark.parametrize("by_graph", [False, True])
+@pytest.mark.parametrize("negative", [CD(40), PCD(4, 40), TemperedPCD(4, 3, 39), TemperedPCD(4, 3, 40)], ids=repr)
+def test_no_random_number_is_used_twice(negative, by_graph, monkeypatch):
+    """Every draw of update `t` belongs to step `t` of the run's source, however many steps the chains take."""
+    drawn = []
+    uniform = RandomSource._uniform
+
+    def recorded(self, shape, like, draw):
+        drawn.append((self.key, int(self._step), draw, self._first_row))
+        return uniform(self, shape, like, draw)
+
+    monkeypatch.setattr(RandomSource, "_uniform", recorded)
+    layers = {"x": lambda: Bernoulli((3, 2))}
+    run = start(Case(layers, lambda: Bernoulli((2, 2)), [1], with_negative(DEFAULT, negative), [8] * 4))
+    drawn.clear()
+    if by_graph:
+        backend = GraphBackend(run.settings, run.state, as_source(run.batches[0], run.state.machine))
+    else:
+        backend = ReferenceBackend(run.settings)
+    counts = []
+    for batch in run.batches:
+        before = len(drawn)
+        if by_graph:
+            backend.epoch([run.state], torch.arange(8)[None], lambda: False)
+        else:
+            backend.update(run.state, batch, 1.0, WHOLE)
+        counts.append(len(drawn) - before)
+    assert len(set(drawn)) == len(drawn)
+    assert [(key, step) for key, step, _, _ in drawn] == [
+        (run.state.rng.key, update) for update, count in enumerate(counts) for _ in range(count)
+    ]
 
 
 def numbers_of(rank, seed=7):

@@ -231,3 +231,8 @@ def test_callbacks_that_follow_metrics_need_a_monitor(tmp_path, build):
     with pytest.raises(ValueError, match=f"{type(callback).__name__} requires logged metrics: add a Monitor callback"):
         trainer.fit(bits(), 1, initialize=True)
     assert trainer.update == 0
+
+
+def test_a_recipe_without_a_rate_is_an_error_instead_of_a_rate_of_zero():
+    with pytest.raises(ValueError, match="the recipe has no learning rate"):
+        learning_rates(Recipe(bias_learning_rate=None), 0)

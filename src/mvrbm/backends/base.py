@@ -6,7 +6,9 @@
 - The parameters are restored to their values before the failed update. Backends that check for divergence only every
   few thousand updates restore the parameters from their last check.
 - The momenta are set to zero, because they may not be finite after the failed update. Optimizers discard their moments.
-- `state.update` is the number of updates that led to the restored parameters.
+- The chains and the hidden offset are cleared, because they may have diverged too. The next update initializes them
+  (see :meth:`~mvrbm.updates.state.TrainState.reset_after_divergence`).
+- `state.update` is the number of updates that led to the restored parameters. `state.epoch` is not restored.
 
 The message names the first parameter, in the order of `named_parameters`, that is not finite after the failed update.
 Backends that see the gradient of every update name the first parameter with a non-finite gradient, if there is one.
@@ -40,13 +42,13 @@ class UpdateBackend(ABC):
         self.settings = settings
 
     @torch.no_grad()
-    def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
-        """Perform one update in place and return the state.
+    def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> None:
+        """Perform one update of the state in place.
 
         Parameters
         ----------
         state : TrainState
-            The state before the update.
+            The state to update.
         batch : mapping of str to Tensor
             Samples for each visible layer, of shape (n, *layer shape), without missing entries.
         weight : float
@@ -56,10 +58,10 @@ class UpdateBackend(ABC):
         """
         if start_chains(self.settings, state, batch, share):
             self.load(state)
-        return self._update(state, batch, weight, share)
+        self._update(state, batch, weight, share)
 
     @abstractmethod
-    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
+    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> None:
         """Perform one update of a state whose persistent chains are already initialized. See :meth:`update`."""
 
     def draw_missing(self, state: TrainState, batch: Batch, steps: int, share: Share = WHOLE) -> Layers:

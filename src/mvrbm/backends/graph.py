@@ -166,7 +166,7 @@ class GraphBackend(EpochBackend):
         if not bool(finite.all()):
             name = list(state.learned)[finite.tolist().index(False)]
             state.update = int(self._clock)
-            state.reset_momenta()
+            state.reset_after_divergence()
             fail(self.settings.recipe, state.update + 1, f"the parameter of '{name}'")
         return [False]
 

@@ -118,7 +118,7 @@ class Packing:
         """Return whether a state already contains the values that `unpack` would write to it."""
         learned = state.learned
         return all(
-            torch.equal(learned[name], value) and torch.equal(state.momentum_of(name, value), momentum)
+            torch.equal(learned[name], value) and _equal_momentum(state.momenta.get(name), momentum)
             for name, value, momentum in self._unpacked(state, params, momenta)
         )
 
@@ -162,6 +162,11 @@ class Packing:
         """Return the field that the offsets induce on the hidden layer, using the machine's current factors."""
         fields = [machine.links[layer.name].to_hidden(self._shift(layer)[None])[0] for layer in self.layout.layers]
         return torch.stack(fields).sum(0)
+
+
+def _equal_momentum(stored: Tensor | None, momentum: Tensor) -> bool:
+    """Return whether a momentum in a state has a given value. A momentum that does not exist yet is zero."""
+    return not bool(momentum.any()) if stored is None else torch.equal(stored, momentum)
 
 
 def _bias_of(layer: LayerLayout) -> str:

@@ -25,10 +25,10 @@ class ReferenceBackend(UpdateBackend):
         # Copies of the parameters from before the last step, allocated once.
         self._before: dict[str, Tensor] = {}
 
-    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
-        return self.apply(state, gradient_of(state, self.settings, batch, share), weight)
+    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> None:
+        self.apply(state, gradient_of(state, self.settings, batch, share), weight)
 
-    def apply(self, state: TrainState, gradient: Gradient, weight: float) -> TrainState:
+    def apply(self, state: TrainState, gradient: Gradient, weight: float) -> None:
         """Update the parameters with a gradient, or raise DivergenceError and leave them unchanged."""
         learned = state.learned
         for name, parameter in learned.items():
@@ -38,14 +38,13 @@ class ReferenceBackend(UpdateBackend):
         if not all_finite(learned.values()):
             self._fail(state, gradient)
         state.update += 1
-        return state
 
     def _fail(self, state: TrainState, gradient: Gradient) -> NoReturn:
-        """Restore the parameters from before the step, reset the momenta, and raise DivergenceError."""
+        """Restore the parameters from before the step, reset the rest of the state, and raise DivergenceError."""
         optimizer = self.settings.optimizer
         culprit = first_not_finite(state, gradient)
         for name, parameter in state.learned.items():
             parameter.copy_(self._before[name])
-        state.reset_momenta()
+        state.reset_after_divergence()
         rate = None if optimizer is None else float(optimizer.param_groups[0]["lr"])
         fail(self.settings.recipe, state.update + 1, culprit, rate)

@@ -24,8 +24,10 @@ from mvrbm.validation import whole_number
 __all__ = ["RandomSource"]
 
 _MAX_SEED = 2**63
-# Path component that marks a named stream. It is larger than the index of any child that `split` returns.
+# Path components that mark a named stream and the step at which a source was derived. They are larger than the index
+# of any child that `split` returns.
 _NAMED = 2**32 - 1
+_AT_STEP = 2**32 - 2
 # Number of bits in a sort key. The higher bits store the index of the permutation, so that one sort computes several
 # permutations.
 _KEY_BITS = 40
@@ -99,11 +101,10 @@ class RandomSource:
             Index of the first row in every draw. For example, a process with rows 100 to 199 of a batch passes 100 to
             draw the same numbers that a single process would draw for these rows.
         """
-        found = self._at(self._path)
+        found = self._at(self._path, first_row)
         found.__dict__["key"] = self.key
         found._step = step
         found._draw = draw
-        found._first_row = first_row
         return found
 
     def from_row(self, first_row: int) -> RandomSource:
@@ -131,25 +132,36 @@ class RandomSource:
         self._step = torch.as_tensor(self._step, dtype=torch.int64, device=device).clone()
 
     def split(self, count: int) -> list[RandomSource]:
-        """Return `count` independent sources. Every call returns different sources."""
+        """Return `count` independent sources. Every call returns different sources.
+
+        Sources at different steps have different children. The children start at the same row as this source.
+        """
         first = self._children
         self._children += whole_number(count, "count")
-        return [self._at((*self._path, child)) for child in range(first, self._children)]
+        return [self._derived(child) for child in range(first, self._children)]
 
     def stream(self, *name: int) -> RandomSource:
         """Return the source with the given name, independent of all sources that `split` returns.
 
-        Every call with the same name returns the same source.
+        Every call at the same step with the same name returns the same source, which starts at the same row as this
+        source.
         """
-        return self._at((*self._path, _NAMED, *name))
+        return self._derived(_NAMED, *name)
 
-    def _at(self, path: tuple[int, ...]) -> RandomSource:
+    def _derived(self, *branch: int) -> RandomSource:
+        """Return the source for a branch of this source's path at the current step."""
+        if isinstance(self._step, Tensor):
+            raise ValueError("the step of this source is a tensor, from which no other source can be derived")
+        at_step = (_AT_STEP, self._step) if self._step else ()
+        return self._at((*self._path, *at_step, *branch), self._first_row)
+
+    def _at(self, path: tuple[int, ...], first_row: int) -> RandomSource:
         """Return a source of the same type and seed for another path, positioned at its first draw."""
         found = copy.copy(self)
         found.__dict__.pop("key", None)  # remove the cached key, which depends on the path
         found._path = path
         found._children = 0
-        found._first_row = 0
+        found._first_row = first_row
         found._step = 0
         found._draw = 0
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -259,6 +260,16 @@ class ParallelTempering:
 
         Each layer has shape (n_chains, *layer shape).
         """
+        repeat(self.stepper(), count, self.rng, self.betas.device)
+        return self.coldest()
+
+    def coldest(self) -> dict[str, Tensor]:
+        """Return copies of the visible states of the coldest chains, of shape (n_chains, *layer shape) each."""
+        return {name: array[-1].clone() for name, array in self.visible.items()}
+
+    @torch.no_grad()
+    def stepper(self) -> Callable[[RandomSource], None]:
+        """Return a function that takes one step with the machine's current parameters, drawing from a given source."""
         # Rebuild the path in every call, because the machine may have changed since the last call.
         path = TemperedPath(multiplied_out(self.machine), self.center)
         self.visible = copies(self.visible)
@@ -266,12 +277,12 @@ class ParallelTempering:
         tempered = path.at(self.betas.repeat_interleave(next(iter(self.visible.values())).shape[1]))
         masks = self.machine.as_masks(self._known, flat)
 
+        @torch.no_grad()
         def step(rng: RandomSource) -> None:
             write(gibbs_step(tempered, flat, rng, masks).visible, flat)
             self._exchange(path, rng)
 
-        repeat(step, count, self.rng, self.betas.device)
-        return {name: array[-1].clone() for name, array in self.visible.items()}
+        return step
 
     def _exchange(self, path: TemperedPath, rng: RandomSource) -> None:
         """Propose to exchange states between every second pair of neighboring temperatures."""

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from mvrbm.backends.base import EpochBackend
 from mvrbm.backends.choose import choose_backend, kernel_backend
-from mvrbm.data.sources import as_source
+from mvrbm.data.sources import Source
 from mvrbm.errors import DivergenceError
 from mvrbm.interrupt import finish_on_interrupt
 from mvrbm.training.epochs import EpochLoop
@@ -40,62 +40,84 @@ def fit_together(trainers: Sequence[Trainer], data: Sequence[Any], *, initialize
     list of Outcome
         For each machine, whether training diverged, and the machine's share of the training time in seconds.
     """
-    groups: dict[Hashable, list[int]] = {}
-    for index, (trainer, samples) in enumerate(zip(trainers, data, strict=True)):
-        groups.setdefault(_group_key(trainer, samples, index), []).append(index)
+    # Prepare all runs first, because the prepared states decide which runs can be trained together.
+    sources = [trainer.prepare(samples, initialize=initialize) for trainer, samples in zip(trainers, data, strict=True)]
     outcomes: dict[int, Outcome] = {}
-    for indices in groups.values():
-        members = [trainers[index] for index in indices]
-        samples = [data[index] for index in indices]
+    for kernels, indices in _groups(trainers, sources):
         began = time.perf_counter()
-        if len(members) > 1:
-            diverged = _fit_group(members, samples, initialize)
+        if kernels is None:
+            diverged = [_fit_alone(trainers[index], sources[index]) for index in indices]
         else:
-            diverged = [_fit_alone(members[0], samples[0], initialize)]
-        seconds = (time.perf_counter() - began) / len(members)
+            members = [trainers[index] for index in indices]
+            same_data = {id(data[index]): sources[index] for index in indices}
+            diverged = _fit_group(members, [same_data[id(data[index])] for index in indices], kernels)
+        seconds = (time.perf_counter() - began) / len(indices)
         outcomes |= {index: Outcome(failed, seconds) for index, failed in zip(indices, diverged, strict=True)}
     return [outcomes[index] for index in range(len(trainers))]
 
 
-def _group_key(trainer: Trainer, samples: Any, index: int) -> Hashable:
-    """Return a key that is equal for runs that can be trained together. The key of other runs is their index."""
-    source = as_source(samples, trainer.machine)
-    kernels = kernel_backend(trainer.update_settings(), trainer.state, source, 1, name=trainer.backend)
-    if kernels is None or trainer.callbacks:
-        return index
+def _groups(trainers: Sequence[Trainer], sources: Sequence[Source]) -> list[tuple[str | None, list[int]]]:
+    """Divide prepared runs into groups, and return the kernel backend for each group and the indices of its runs.
+
+    The backend is None for a single run.
+    """
+    similar: dict[Hashable, list[int]] = {}
+    for index, (trainer, source) in enumerate(zip(trainers, sources, strict=True)):
+        key = index if trainer.callbacks else _group_key(trainer, source)
+        similar.setdefault(key, []).append(index)
+    groups: list[tuple[str | None, list[int]]] = []
+    for indices in similar.values():
+        # Similar machines may differ in their ranks, and therefore in the backends that support them.
+        by_backend: dict[str | None, list[int]] = {}
+        for index in indices:
+            trainer = trainers[index]
+            run = trainer.update_settings(), trainer.state, sources[index], len(indices)
+            by_backend.setdefault(kernel_backend(*run, name=trainer.backend), []).append(index)
+        for kernels, members in by_backend.items():
+            if kernels is None or len(members) == 1:
+                groups += [(None, [index]) for index in members]
+            else:
+                groups.append((kernels, members))
+    return groups
+
+
+def _group_key(trainer: Trainer, source: Source) -> Hashable:
+    """Return a key that is equal for prepared runs that can be trained together if a backend supports them."""
     machine = trainer.machine
     recipe = trainer.recipe
+    state = trainer.state
     layers = tuple(
         (name, unit.name, unit.learns_statistic, unit.shape, machine.links[name].name)
         for name, unit in machine.layers.items()
     )
     hidden = machine.hidden.name, machine.hidden.shape
+    place = machine.like.dtype, machine.like.device
     schedule = recipe.n_epochs, recipe.batch_size, source.n_samples, trainer.missing_steps
     rule = recipe.negative, recipe.normalized, recipe.balance, recipe.centering
-    return trainer.backend, kernels, layers, hidden, schedule, rule
+    centering = None if state.centering is None else state.centering.follow_hidden
+    position = state.epoch, state.batch, state.update, bool(state.chains)
+    return trainer.backend, layers, hidden, place, schedule, rule, centering, position
 
 
-def _fit_alone(trainer: Trainer, samples: Any, initialize: bool | None) -> bool:
-    """Train one machine and return whether training diverged."""
+def _fit_alone(trainer: Trainer, source: Source) -> bool:
+    """Train one prepared machine and return whether training diverged."""
     try:
-        trainer.fit(samples, initialize=initialize)
+        trainer.fit(source)
     except DivergenceError:
         return True
     trainer.raise_if_interrupted()
     return False
 
 
-def _fit_group(trainers: Sequence[Trainer], data: Sequence[Any], initialize: bool | None) -> list[bool]:
-    """Train machines with the same shapes together and return, for each machine, whether training diverged."""
-    sources = [trainers[0].prepare(data[0], initialize=initialize)]
-    for trainer, samples in zip(trainers[1:], data[1:], strict=True):
-        same = samples is data[0]
-        sources.append(trainer.prepare(sources[0] if same else samples, initialize=initialize))
+def _fit_group(trainers: Sequence[Trainer], sources: Sequence[Source], kernels: str) -> list[bool]:
+    """Train prepared machines with the same shapes together and return, for each, whether training diverged."""
     recipe = trainers[0].recipe
+    for trainer in trainers:
+        trainer.n_epochs = recipe.n_epochs
     settings = [trainer.update_settings() for trainer in trainers]
     states = [trainer.state for trainer in trainers]
-    backend = choose_backend(settings, states, sources, threads=1, name=trainers[0].backend)
-    assert isinstance(backend, EpochBackend)  # guaranteed by `_group_key`
+    # All backends that train groups compute whole epochs.
+    backend = cast(EpochBackend, choose_backend(settings, states, sources, threads=1, name=kernels))
     loop = EpochLoop(backend, states, sources, [trainer.order_rng for trainer in trainers])
     diverged = [False] * len(trainers)
     interrupts: list[type[BaseException]] = []

@@ -414,7 +414,7 @@ class Trainer:
 
     @torch.no_grad()
     def train_on(self, batch: Batch, weight: float = 1.0) -> None:
-        """Compute one update.
+        """Compute one update. The run must have been prepared with `fit` or `prepare`.
 
         Parameters
         ----------
@@ -423,12 +423,14 @@ class Trainer:
         weight : float
             Weight of the gradient. Smaller batches have weights below 1, so that all samples count equally.
         """
+        if self.state.learning_rate is None:
+            raise ValueError("this training run has not begun: call fit or prepare before train_on")
         backend = self._update_backend or ReferenceBackend(self.update_settings())
         share = self._share_of(batch)
         data: Layers = batch.visible
         if batch.known:
             data = backend.draw_missing(self.state, batch, self.missing_steps, share)
-        self.state = backend.update(self.state, data, weight, share)
+        backend.update(self.state, data, weight, share)
 
     def _share_of(self, batch: Batch) -> Share:
         """Return the share of an update that this process computes."""

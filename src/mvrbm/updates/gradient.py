@@ -76,7 +76,7 @@ def contrast(
     The result contains all learned parameters.
     """
     sides = [
-        (states, field, weight / max(1, len(field)))
+        (states, field, weight / len(field))
         for states, field, weight in ((data, data_field, share.data), (chain, chain_field, -share.chains))
         if len(field)
     ]

@@ -222,10 +222,14 @@ class TemperedPCD(_Persistent):
         tempering = ParallelTempering(machine, self.n_chains, self.n_temperatures, rng=rng, init=coldest, check=False)
         tempering.visible = {name: chains[name] for name in batch}
         tempering.turn = self.turn(chains)
-        coldest = tempering.step(self.steps)
+        # All draws must come from the source of this update. `ParallelTempering.step` would derive another source for
+        # many steps.
+        step = tempering.stepper()
+        for _ in range(self.steps):
+            step(rng)
         self.pass_turn(chains)
         chains.update(tempering.visible)
-        return {name: array.clone() for name, array in coldest.items()}
+        return tempering.coldest()
 
 
 @dataclass(frozen=True)

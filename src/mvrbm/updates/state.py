@@ -110,12 +110,20 @@ class TrainState:
             self.momenta[name] = parameter.detach().new_zeros(parameter.shape)
         return self.momenta[name]
 
-    def reset_momenta(self) -> None:
-        """Set all momenta to zero in place, and clear the optimizer state."""
+    def reset_after_divergence(self) -> None:
+        """Discard everything except the parameters that a failed update may have made non-finite or very large.
+
+        Momenta are set to zero in place. The optimizer state, the chains and the hidden offset are cleared, so the next
+        update initializes them again.
+        """
         for momentum in self.momenta.values():
             momentum.zero_()
         if self.optimizer is not None:
             self.optimizer.state.clear()
+        self.chains.clear()
+        self.exact.clear()
+        if self.centering is not None:
+            self.centering.hidden = None
 
 
 def is_factor(name: str) -> bool:

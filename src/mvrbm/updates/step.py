@@ -37,14 +37,21 @@ LARGEST_FACTOR = 1e6
 LARGEST_WEIGHT = 1e7
 
 
+def initial_rates(recipe: Recipe) -> tuple[float, float]:
+    """Return the learning rates for factors and biases before decay. Raise ValueError if the recipe has no rate."""
+    if recipe.learning_rate is None:
+        raise ValueError("the recipe has no learning rate: Trainer.prepare computes it from the data")
+    rate = recipe.learning_rate
+    return rate, rate if recipe.bias_learning_rate is None else recipe.bias_learning_rate
+
+
 def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:
     r"""Return the learning rates for factors and biases, :math:`\eta (1 - t / T) / \sqrt{1 + t / \text{rate\_decay}}`.
 
     The update index `t` starts at 0. `T` is the number of planned updates if the recipe uses linear decay, and infinity
     otherwise. If `update` is a tensor, the rates are tensors too, so a CUDA graph can compute them.
     """
-    rate = float(recipe.learning_rate or 0.0)
-    bias_rate = recipe.bias_learning_rate or rate
+    rate, bias_rate = initial_rates(recipe)
     slowness = recipe.rate_decay or math.inf
     planned = (recipe.planned_updates if recipe.linear_decay else None) or math.inf
     if isinstance(update, Tensor):

@@ -45,7 +45,7 @@ class FlatBackend(UpdateBackend):
         self._gibbs_steps = int(settings.negative.steps)
         self._chains_started = False
 
-    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
+    def _update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> None:
         self._contrast(batch, state.chain_numbers(share), weight * share.data, weight * share.chains)
         centering = self._centering
         if centering is not None and state.centering is not None:
@@ -66,7 +66,6 @@ class FlatBackend(UpdateBackend):
         if centering is not None:
             centering.follow()
         state.update += 1
-        return state
 
     @abstractmethod
     def _contrast(self, batch: Mapping[str, Tensor], rng: RandomSource, of_data: float, of_chain: float) -> None:
@@ -84,7 +83,7 @@ class FlatBackend(UpdateBackend):
         """Return a view of the persistent chain states of each layer, of shape (n, *layer shape)."""
 
     def _fail(self, result: StepResult, state: TrainState) -> NoReturn:
-        """Restore the parameters from before the step, reset the momenta, and raise DivergenceError."""
+        """Restore the parameters from before the step, reset the rest of the state, and raise DivergenceError."""
         arrays = self.arrays
         if result == StepResult.GRADIENT_NOT_FINITE:
             culprit = first_not_finite(state, arrays.packing.named(arrays.gradient))
@@ -92,8 +91,10 @@ class FlatBackend(UpdateBackend):
             arrays.store(state)
             culprit = first_not_finite(state)
             arrays.params.copy_(arrays.gradient)  # the step saved the previous parameters here
-        arrays.momenta.zero_()
-        self.store(state)
+        arrays.store(state)
+        state.reset_after_divergence()
+        self._chains_started = False
+        self.load(state)
         fail(self.settings.recipe, state.update + 1, culprit)
 
     def draw_missing(self, state: TrainState, batch: Batch, steps: int, share: Share = WHOLE) -> Layers:

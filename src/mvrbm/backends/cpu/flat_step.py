@@ -70,7 +70,7 @@ class FlatStep:
     def make(self, update: int, powers: Mapping[str, Tensor]) -> StepResult:
         """Perform a step and overwrite the gradient with the previous parameters.
 
-        If the gradient is not finite, all arrays remain unchanged.
+        If the gradient is not finite, the parameters and momenta remain unchanged.
 
         Parameters
         ----------

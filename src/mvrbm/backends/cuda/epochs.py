@@ -24,7 +24,7 @@ from mvrbm.extras import triton_runs_on
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
-from mvrbm.updates.step import fail, first_not_finite
+from mvrbm.updates.step import fail, first_not_finite, initial_rates
 
 # Number of updates between two checks for divergence. A check synchronizes with the GPU.
 _UPDATES_UNCHECKED = 5000
@@ -128,6 +128,8 @@ class KernelBackend(EpochBackend):
         # Copies of the mutable buffers at the last check for divergence, and the number of updates at that time.
         self._kept: tuple[tuple[Tensor, ...], int] = ((), 0)
         self._unchecked = 0
+        # Whether the buffers contain each model's persistent chains.
+        self._chains_started = [False] * self.run.models
 
     @abstractmethod
     def signature_of(
@@ -183,6 +185,7 @@ class KernelBackend(EpochBackend):
         self._keys.copy_(torch.tensor([state.rng.key for state in states]))
         for number, (state, packing) in enumerate(zip(states, self.packings, strict=True)):
             packing.pack(state, self.params[number], self.momenta[number])
+            self._chains_started[number] = bool(state.chains)
             if self.run.persistent and state.chains:
                 self.set_chains(number, state.chains)
 
@@ -190,7 +193,7 @@ class KernelBackend(EpochBackend):
         diverged = self._check(states)
         for number, (state, packing) in enumerate(zip(states, self.packings, strict=True)):
             packing.unpack(state, self.params[number], self.momenta[number])
-            if self.run.persistent and state.update > 0:
+            if self.run.persistent and self._chains_started[number]:
                 state.chains.update(self.chain_data(number))
         return diverged
 
@@ -213,8 +216,9 @@ class KernelBackend(EpochBackend):
             culprit = first_not_finite(state)
             kept, state.update = self._kept
             self._set_back(kept)
-            self.momenta.zero_()
             self.packings[0].unpack(state, self.params[0], self.momenta[0])
+            state.reset_after_divergence()
+            self.load(states)
             fail(self._recipes[0], state.update + 1, culprit)
         self._kept = self._snapshot(), states[0].update
         return [not one for one in finite]
@@ -243,9 +247,11 @@ class KernelBackend(EpochBackend):
         start = states[0].batch
         update = states[0].update
         self._order.copy_(orders, non_blocking=True)
-        if self.run.persistent and update == 0 and start == 0 and not states[0].chains:
-            for number in range(self.run.models):
-                self.start_chains(number, self._order[number, : self.run.batch_size].long())
+        if self.run.persistent and start < n_batches:
+            for number, started in enumerate(self._chains_started):
+                if not started:
+                    self.start_chains(number, start, update)
+                    self._chains_started[number] = True
         for first in range(start, n_batches, self.updates_per_graph):
             self.compute_updates(first, min(self.updates_per_graph, n_batches - first), update + first - start)
         for state in states:
@@ -255,11 +261,17 @@ class KernelBackend(EpochBackend):
             self._check(states)
         return n_batches - start
 
-    @abstractmethod
-    def start_chains(self, number: int, rows: Tensor) -> None:
-        """Initialize a model's persistent chains from samples of its data, repeating samples as needed.
+    def rows_of(self, number: int, batch: int) -> Tensor:
+        """Return the indices of a model's samples in a batch of this epoch."""
+        first = batch * self.run.batch_size
+        return self._order[number, first : first + self.run.n_valid(batch)].long()
 
-        This is equivalent to :func:`mvrbm.updates.update.start_chains`, for data on the device in the kernels' format.
+    @abstractmethod
+    def start_chains(self, number: int, batch: int, update: int) -> None:
+        """Initialize a model's persistent chains from a batch of this epoch, for the update with number `update`.
+
+        Samples are repeated as needed. This is equivalent to :func:`mvrbm.updates.update.start_chains`, for data on the
+        device in the kernels' format.
         """
 
     @abstractmethod
@@ -290,10 +302,10 @@ class KernelBackend(EpochBackend):
 
 def rates_row(recipe: Recipe) -> list[float]:
     """Return a recipe's row in the table of rates (see `N_RATES` in `step_kernels`)."""
-    rate = float(recipe.learning_rate or 0.0)
+    rate, bias_rate = initial_rates(recipe)
     decay = 0.0 if recipe.rate_decay is None else 1 / recipe.rate_decay
     end = 1 / recipe.planned_updates if recipe.linear_decay and recipe.planned_updates else 0.0
-    return [rate, recipe.bias_learning_rate or rate, recipe.momentum, recipe.weight_decay, decay, end]
+    return [rate, bias_rate, recipe.momentum, recipe.weight_decay, decay, end]
 
 
 def launches_overlap(device: torch.device) -> bool:

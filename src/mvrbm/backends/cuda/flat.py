@@ -274,9 +274,9 @@ class FlatBackend(KernelBackend):
     def _affine(self, number: int, layer: LayerLayout) -> tuple[Tensor, Tensor]:
         return layer.states_of(self._data.scale[number]), layer.states_of(self._data.shift[number])
 
-    def start_chains(self, number: int, rows: Tensor) -> None:
+    def start_chains(self, number: int, batch: int, update: int) -> None:
         samples = {}
-        chosen = self.run.batch_of_chains(rows)
+        chosen = self.run.batch_of_chains(self.rows_of(number, batch))
         for layer, array, (_, factor) in zip(
             self.layout.layers, self._data.arrays, self.signature.formats, strict=True
         ):

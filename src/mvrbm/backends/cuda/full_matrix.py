@@ -162,10 +162,10 @@ class FullMatrixBackend(KernelBackend):
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
         diverged = super().store(states)
-        means, _ = self._offsets.current(self.layout)
+        means, begun = self._offsets.current(self.layout)
         places = self.layout.hidden_places().to(self._device)
         for number, state in enumerate(states):
-            if state.centering is not None and self.signature.follows and state.update > 0:
+            if state.centering is not None and self.signature.follows and bool(begun[number]):
                 state.centering.hidden = means[number, places].reshape(1, *self.layout.hidden_shape)
         if self._tempered:
             self._tempering.store(states)
@@ -200,10 +200,11 @@ class FullMatrixBackend(KernelBackend):
             values = data[layer.name].reshape(self.run.n_chains, -1) * packing.scale(layer.name)
             self._chains[number][:, packing.columns[layer.name]] = values.to(self.signature.dtype)
 
-    def start_chains(self, number: int, rows: Tensor) -> None:
+    def start_chains(self, number: int, batch: int, update: int) -> None:
+        rows = self.rows_of(number, batch)
         samples = self._data.samples[0 if self.run.shared_data else number][rows]
-        if self.signature.masked:  # initialize chains from the data as sampled in the first update
-            self._parameters.clock.zero_()
+        if self.signature.masked:  # initialize chains from the data as sampled in this update
+            self._parameters.clock.copy_(torch.tensor([update, batch]))
             self._launch_gather(len(rows))
             self._launch_missing(0, len(rows))
             samples = self._states.visible[number, : len(rows)].clone()

@@ -73,7 +73,7 @@ class Tempering:
     def store(self, states: Sequence[TrainState]) -> None:
         """Write the exchange turns to the states."""
         for state, turn in zip(states, self.buffers.turns.tolist(), strict=True):
-            if state.update > 0:
+            if state.chains:
                 state.chains[TURN] = torch.tensor((turn + states[0].update * self._signature.run.steps) % 2)
 
     def launch_bases(self, parameters: FullParameters, params: Tensor, weight: Tensor) -> None:

@@ -1,8 +1,8 @@
 """Programmatic dependent launch: a kernel starts before the previous kernel has finished, and waits for its results.
 
-All kernels in this package take an argument `PDL`, which enables overlapping launches (on Hopper and later GPUs).
-Before the wait, a kernel may compute only values that do not depend on the previous launch, such as positions, random
-numbers, data and learning rates.
+All kernels in this package except those in `graph_step` take an argument `PDL`, which enables overlapping launches (on
+Hopper and later GPUs). Before the wait, a kernel may compute only values that do not depend on the previous launch,
+such as positions, random numbers, data and learning rates.
 """
 
 # mypy: ignore-errors
