@@ -1,7 +1,7 @@
 """Settings of a test run from environment variables: other seeds, and the C code for another processor.
 
-`tests/conftest.py` applies them. Programs started by tests call `apply_settings` if their results are compared with numbers
-computed in the test.
+`tests/conftest.py` applies them. Programs started by tests call `apply_settings` if their results are compared with
+numbers computed in the test.
 """
 
 import contextlib
