@@ -54,7 +54,7 @@ class Run(NamedTuple):
     batches: list[dict[str, Tensor]]
 
 
-def start(case: Case, *, dtype: torch.dtype = torch.float32, reference: bool = False, seed: int = 5) -> Run:
+def start(case: Case, *, dtype: torch.dtype = torch.float32, by_autograd: bool = False, seed: int = 5) -> Run:
     """Initialize a run. Runs of the same case start at the same parameters, rounded to float32."""
     couplings = {
         name: Kronecker(coupling) if isinstance(coupling, int) else copy.deepcopy(coupling)
@@ -73,7 +73,7 @@ def start(case: Case, *, dtype: torch.dtype = torch.float32, reference: bool = F
     settings = UpdateSettings(
         recipe=case.recipe,
         negative=case.recipe.negative,
-        reference=reference,
+        by_autograd=by_autograd,
         optimizer=None,
         all_reduce=lambda gradient: None,
         n_processes=1,

@@ -318,7 +318,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Sour
 def not_capturable_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
     """Return the reason why an update has to synchronize with the host, or None if it does not."""
     like = state.machine.like
-    if settings.reference:
+    if settings.by_autograd:
         return "the reference backend was requested"
     if (reason := settings.whole_epochs_unsupported_reason(source, masked=True)) is not None:
         return reason

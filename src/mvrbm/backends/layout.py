@@ -198,7 +198,7 @@ def unsupported_reason(
     """
     machine = state.machine
     recipe = settings.recipe
-    if settings.reference:
+    if settings.by_autograd:
         return "the reference backend was requested"
     if settings.optimizer is not None:
         return "it has a custom optimizer or scheduler"

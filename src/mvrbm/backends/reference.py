@@ -1,6 +1,6 @@
 """Reference backend, which performs the update defined in :mod:`mvrbm.updates.update` for any machine on any device.
 
-Gradients are computed from layer statistics, or with autograd if `UpdateSettings.reference` is True.
+Gradients are computed from layer statistics, or with autograd if `UpdateSettings.by_autograd` is True.
 """
 
 from typing import NoReturn

@@ -459,7 +459,7 @@ class Trainer:
         return UpdateSettings(
             recipe=recipe,
             negative=recipe.negative.share(self.world),
-            reference=self.backend == "reference",
+            by_autograd=self.backend == "reference",
             optimizer=self.state.optimizer,
             all_reduce=self.world.all_reduce,
             n_processes=self.world.size,

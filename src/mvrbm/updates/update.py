@@ -54,7 +54,7 @@ class UpdateSettings:
         The training recipe, including a learning rate.
     negative : NegativePhase
         The negative phase for the chains of this process.
-    reference : bool
+    by_autograd : bool
         Whether to compute gradients with autograd.
     optimizer : Optimizer, optional
         The optimizer that updates the parameters. If None, the recipe's update rule is used.
@@ -72,7 +72,7 @@ class UpdateSettings:
 
     recipe: Recipe
     negative: NegativePhase
-    reference: bool
+    by_autograd: bool
     optimizer: Optimizer | None
     all_reduce: Reduce
     n_processes: int
@@ -137,7 +137,7 @@ def own_gradient(state: TrainState, settings: UpdateSettings, batch: Layers, sha
     rng = state.chain_numbers(share)
     chain = settings.negative.draw(machine, batch, machine.as_masks(None, batch), field, rng, state.chains)
     chain_field = machine.hidden_field(chain)
-    if settings.reference:
+    if settings.by_autograd:
         gradient = contrast_by_autograd(machine, batch, chain, share)
     else:
         gradient = contrast(machine, batch, chain, field, chain_field, share)

@@ -211,7 +211,7 @@ def test_matrix_products_can_be_requested_where_they_are_slower(name):
 
 def check(case, backend, dtype):
     """Train a machine by a backend and by the reference, and compare parameters, momenta and chains."""
-    exact = start(case, dtype=torch.float64, reference=sum(case.sizes) > 0)
+    exact = start(case, dtype=torch.float64, by_autograd=sum(case.sizes) > 0)
     before = {name: value.clone() for name, value in everything_in(exact.state).items()}
     expected = train(ReferenceBackend(exact.settings), exact)
     run = start(case, dtype=dtype)
@@ -282,7 +282,7 @@ def in_parts(case, backend, dtype):
 
     def work(number):
         share = PARTS[number]
-        run = start(case, dtype=dtype, reference=backend == "reference")
+        run = start(case, dtype=dtype, by_autograd=backend == "reference")
         reduce = functools.partial(sum_of_all, number)
         own = dataclasses.replace(case.recipe.negative, n_chains=round(9 * share.chains))
         run = run._replace(
@@ -311,7 +311,7 @@ def in_parts(case, backend, dtype):
     "name", ["paper", "28 x 28", "labels", "layers", "wide categories", "dense layers", "centered", "everything"]
 )
 def test_missing_entries_are_drawn_as_the_reference_does(name, backend):
-    exact = start(OF_MATRICES[name], dtype=torch.float64, reference=True)
+    exact = start(OF_MATRICES[name], dtype=torch.float64, by_autograd=True)
     run = start(OF_MATRICES[name])
     share = Share(first_sample=4)
     reference = ReferenceBackend(exact.settings)
@@ -351,7 +351,7 @@ def hidden_entries(machine, data, seed):
 
 
 def test_reference_is_not_replaced_where_it_was_requested():
-    run = start(OF_MATRICES["paper"], reference=True)
+    run = start(OF_MATRICES["paper"], by_autograd=True)
     assert flat.unsupported_reason(run.settings, run.state) == "the reference backend was requested"
 
 

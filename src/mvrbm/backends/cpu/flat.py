@@ -25,7 +25,7 @@ from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import fail, first_not_finite
 
 
-class FlatBackend(UpdateBackend):
+class FlatCpuBackend(UpdateBackend):
     """Base class for CPU backends that store parameters in a flat vector."""
 
     def __init__(self, settings: UpdateSettings, state: TrainState) -> None:

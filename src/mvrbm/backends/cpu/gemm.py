@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.backends.base import UpdateSettings
-from mvrbm.backends.cpu.flat import FlatBackend
+from mvrbm.backends.cpu.flat import FlatCpuBackend
 from mvrbm.backends.cpu.flat_arrays import FlatLayer
 from mvrbm.backends.cpu.gemm_buffers import BothSides, Side
 from mvrbm.backends.cpu.products import compute, in_blocks, matmul_in_blocks
@@ -27,7 +27,7 @@ from mvrbm.updates.state import TrainState
 _MOST_SIZES = 3
 
 
-class GemmBackend(FlatBackend):
+class GemmBackend(FlatCpuBackend):
     """Backend that computes gradients with PyTorch matrix products."""
 
     def __init__(self, settings: UpdateSettings, state: TrainState) -> None:

@@ -39,7 +39,7 @@ _MOST_DENSE_WEIGHTS = 2**14
 _MOST_DENSE_PART = 0.2
 
 
-class NativeBackend(flat.FlatBackend):
+class NativeBackend(flat.FlatCpuBackend):
     """Backend that runs the C code with at most `threads` threads. Results do not depend on the number of threads."""
 
     def __init__(self, settings: UpdateSettings, state: TrainState, threads: int) -> None:

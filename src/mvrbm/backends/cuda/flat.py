@@ -190,7 +190,7 @@ class FlatBuffers:
         )
 
 
-class FlatBackend(KernelBackend):
+class PerProgramBackend(KernelBackend):
     """Base class for backends with one program per sample, which accumulate gradients in global memory.
 
     The precision of matrix products is "fp16", "tf32", "tf32x3" or "ieee". "fp16" and "tf32" use tensor cores, with

@@ -56,8 +56,8 @@ _MOST_TEMPERED_PRODUCTS = 2**32
 class FullMatrixBackend(KernelBackend):
     """Backend that computes epochs with batched full-matrix products.
 
-    The precision of matrix products is "fp16", "tf32", "tf32x3" or "ieee", as in `FlatBackend`. The default is "tf32"
-    if any layer is Gaussian, and "fp16" otherwise, because all states are then at most 1.
+    The precision of matrix products is "fp16", "tf32", "tf32x3" or "ieee", as in `PerProgramBackend`. The default is
+    "tf32" if any layer is Gaussian, and "fp16" otherwise, because all states are then at most 1.
     """
 
     updates_per_graph = 50

@@ -15,7 +15,7 @@ from mvrbm.backends import layout as flat
 from mvrbm.backends.base import UpdateSettings
 from mvrbm.backends.cuda import epochs
 from mvrbm.backends.cuda.epochs import power_of_two
-from mvrbm.backends.cuda.flat import FlatBackend, FlatBuffers, FlatSignature, tile_of
+from mvrbm.backends.cuda.flat import FlatBuffers, FlatSignature, PerProgramBackend, tile_of
 from mvrbm.backends.layout import LayerLayout, Layout
 from mvrbm.data.sources import Source
 from mvrbm.devices import n_processors
@@ -87,7 +87,7 @@ class PerSampleLaunch:
         )
 
 
-class PerSampleBackend(FlatBackend):
+class PerSampleBackend(PerProgramBackend):
     """Backend for small matrices. The default precision is "tf32" if any units are Gaussian, and "fp16" otherwise."""
 
     _launch: PerSampleLaunch

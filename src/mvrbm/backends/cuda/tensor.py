@@ -17,7 +17,7 @@ from mvrbm.backends import layout as flat
 from mvrbm.backends.base import UpdateSettings
 from mvrbm.backends.cuda import epochs
 from mvrbm.backends.cuda.epochs import power_of_two
-from mvrbm.backends.cuda.flat import FlatBackend, FlatBuffers, tile_of
+from mvrbm.backends.cuda.flat import FlatBuffers, PerProgramBackend, tile_of
 from mvrbm.backends.layout import Layout
 from mvrbm.data.sources import Source
 from mvrbm.updates.state import TrainState
@@ -64,7 +64,7 @@ class TensorLaunch:
         return cls(groups, tuple(factors), position, edge, 8 if _volume(groups) > 4 * _ENTRIES_PER_WARP else 4)
 
 
-class TensorBackend(FlatBackend):
+class TensorBackend(PerProgramBackend):
     """Backend for machines with a single visible layer of order 3 to 6 and a Kronecker coupling."""
 
     _launch: TensorLaunch
