@@ -1,7 +1,6 @@
 """Settings of a test run from environment variables: other seeds, and the C code for another processor.
 
-`tests/conftest.py` applies them. Programs that tests start call `apply_settings` themselves if their numbers are compared
-with those of a test.
+`tests/conftest.py` applies them. Programs that tests start call `apply_settings` if a test compares with their numbers.
 """
 
 import contextlib
