@@ -67,7 +67,7 @@ def test_a_folder_of_that_name_comes_first(elsewhere):
 
 
 def test_unknown_names_list_the_names(elsewhere):
-    with pytest.raises(StorageError, match=r"it is not the name of an included model \(digits, labeled-digits\)$"):
+    with pytest.raises(StorageError, match=r"is not the name of an included model \(digits, labeled-digits\)$"):
         mvrbm.load("sevens")
 
 

@@ -631,7 +631,7 @@ def test_resuming_replaces_only_the_outputs_of_the_same_run(mvrbm):
     assert "mine exists: use --force" in err
     code, _, err = mvrbm(command, "--out", "own", "--log", "mine.csv", "--resume")
     assert (code, Path("mine.csv").read_text()) == (1, "notes")
-    assert "mine.csv exists: use --force" in err
+    assert "mine.csv already exists; use --force" in err
     ok(mvrbm(command, "--out", "own", "--log", "own.csv", "--resume"))
     ok(mvrbm(command, "--out", "mine", "--resume", "--force"))  # resumes, and replaces the model
     assert Path("mine/model.safetensors").read_bytes() == Path("own/model.safetensors").read_bytes()

@@ -9,6 +9,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import mvrbm
 from mvrbm import TVRBM, Dense, MVRBMOutlierDetector, RandomSource
 from mvrbm.estimators import outliers
+from mvrbm.estimators.imputer.table import TableEncoding
 from mvrbm.likelihood.masked import block_masks, masked_errors
 
 
@@ -176,9 +177,11 @@ def test_no_samples_are_named(detector):
 
 def test_many_columns_reduce_the_default_work():
     rng = np.random.default_rng(0)
-    model = MVRBMOutlierDetector(random_state=0)._new_model(rng.normal(size=(5, 100_000)), 5)
+    detector = MVRBMOutlierDetector(random_state=0)
+    detector._encoding = TableEncoding()
+    model = detector._new_model(rng.normal(size=(5, 100_000)), 5)
     assert (model.hidden_shape, model.n_epochs, model.n_chains) == ((16,), 100, 10)
-    model = MVRBMOutlierDetector(random_state=0)._new_model(rng.normal(size=(500, 1000)), 500)
+    model = detector._new_model(rng.normal(size=(500, 1000)), 500)
     assert (model.hidden_shape, model.n_epochs, model.n_chains) == ((256,), 600, None)
     rows = rng.normal(size=(5, 3000))
     scores = MVRBMOutlierDetector(random_state=0, n_epochs=2).fit(rows).score_samples(rows)

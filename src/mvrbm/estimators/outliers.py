@@ -294,19 +294,19 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         The values are validated later, when the model is trained or when batches are scored.
         """
         X = without_wrapper(X)
+        if reset:
+            self._encoding = TableEncoding.of(X, "from_dtype")
+        if self._encoding.is_mixed:
+            return self._read_table(X, reset=reset)
         given = as_array(X)
         if given.ndim > 2 and not reset and tuple(given.shape[1:]) != self.visible_shape_:
             raise ValueError(f"samples must have shape {self.visible_shape_}, got {tuple(given.shape[1:])}")
-        if reset:
-            self._encoding = TableEncoding.of(X, "from_dtype")
         if isinstance(X, Rows):
             if reset:
                 forget_names(self)
             elif math.prod(X.shape[1:]) != self.n_features_in_:
                 raise ValueError(f"samples must have shape {self.visible_shape_}, got {X.shape[1:]}")
             return X
-        if self._encoding.is_mixed:
-            return self._read_table(X, reset=reset)
         rows = given.reshape(len(given), math.prod(given.shape[1:])) if given.ndim > 2 else X
         checked = validate_data(self, rows, reset=reset, dtype=dtype_for(given), ensure_all_finite=False)
         return checked.reshape(given.shape) if given.ndim > 2 else checked

@@ -7,7 +7,7 @@ import csv
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TextIO
 
@@ -252,6 +252,7 @@ class Monitor(Periodic):
         self.pseudo_sites = pseudo_sites
         self._given = data
         self._given_validation = validation
+        self._read: Callable[[Any], Any] | None = None
         self._data: dict[str, Tensor] = {}
         self._validation: dict[str, Tensor] | None = None
         self._began = 0.0
@@ -270,14 +271,18 @@ class Monitor(Periodic):
         return cls(samples[complete[np.unique(places)]], **options)
 
     def read_with(self, read: Callable[[Any], Any]) -> None:
-        self._given = read(self._given)
-        if self._given_validation is not None:
-            self._given_validation = read(self._given_validation)
+        self._read = read
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
-        self._data = _all_of(self._given, trainer)
-        self._validation = None if self._given_validation is None else _all_of(self._given_validation, trainer)
+        self._data = _all_of(self._as_layers(self._given), trainer)
+        has_validation = self._given_validation is not None
+        self._validation = _all_of(self._as_layers(self._given_validation), trainer) if has_validation else None
+        self._read = None  # the next training run may use another estimator, or none
         self._began = time.perf_counter()
+
+    def _as_layers(self, data: Any) -> Any:
+        """Convert data to arrays by layer with the function from the estimator, if there is one."""
+        return data if self._read is None or isinstance(data, Mapping) else self._read(data)
 
     def act(self, trainer: TrainingRun) -> None:
         trainer.log(self.measure(trainer))
