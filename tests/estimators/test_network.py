@@ -69,6 +69,16 @@ def test_a_random_start_has_fields_of_the_wanted_spread(digits, labels):
             x = torch.relu(field + machine.hidden.bias)
 
 
+def test_visible_biases_are_log_odds_with_one_pseudo_count_per_value():
+    x = torch.tensor([[1.0, 1, 0], [1, 0, 0], [1, 1, 0], [1, 0, 0]])[:, None]  # (4, 1, 3)
+    weights = torch.tensor([1.0, 2, 3, 4])
+    stack = DeepMVRBM(((1, 2),), n_epochs=0, random_state=0).fit(np.eye(3, dtype=np.float32)[:, None])
+    StructuredNetwork(stack.machines_, 2).initialize(x, weights, RandomSource(0))
+    bias = stack.machines_[0].layers["visible"].bias.detach()
+    ones, zeros = torch.tensor([[10.0, 4, 0]]), torch.tensor([[0.0, 6, 10]])
+    torch.testing.assert_close(bias, ((ones + 1) / (zeros + 1)).log())
+
+
 @pytest.fixture(scope="module")
 def fitted(digits, labels):
     return MVRBMClassifier(

@@ -125,6 +125,17 @@ def test_resumed_training_gives_the_same_model(tmp_path):
     np.testing.assert_array_equal(resumed.components_, whole.components_)
 
 
+def test_the_learning_rate_decays_linearly_to_zero():
+    rates = []
+
+    class Record(mvrbm.training.Callback):
+        def on_batch_end(self, trainer, batch):
+            rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+    ReplicatedSoftmax(3, n_epochs=4, learning_rate=0.08, batch_size=300).fit(documents(), callbacks=[Record()])
+    np.testing.assert_allclose(rates, [0.08, 0.06, 0.04, 0.02])
+
+
 def test_training_continues():
     model = ReplicatedSoftmax(3, n_epochs=2, random_state=0, warm_start=True).fit(documents())
     before = model.components_.copy()

@@ -203,7 +203,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("changes", "message"), MISTAKES)
 def test_mistakes_are_told(changes, message):
     with pytest.raises(ValueError, match=message):
-        SparseRepresentation(**{**SMALL, **changes}).fit([natural("coffee", 40)])
+        SparseRepresentation(**{**SMALL, **changes}).fit([RANDOM.integers(256, size=(40, 40)).astype(np.uint8)])
 
 
 @pytest.mark.parametrize("images", [[], [np.zeros((4, 30), np.uint8)]])

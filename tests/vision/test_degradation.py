@@ -66,6 +66,13 @@ def test_images_are_degraded_by_as_much_as_is_said(kind):
         assert some.mask.mean() == pytest.approx(0.25, abs=0.03)
 
 
+def test_half_of_salt_and_pepper_is_white():
+    # No pixel has an uncorrupted neighbor, so the noise remains.
+    found = SimulatedSalt()(torch.full((1, 1, 100, 100), 0.5), RandomSource(0), 1.0).images
+    assert ((found == 0) | (found == 1)).all()
+    assert found.mean() == pytest.approx(0.5, abs=0.025)  # 5 standard errors
+
+
 @pytest.mark.parametrize("scale", [2, 3, 4])
 def test_reduction_is_the_bicubic_image_and_projection_is_back_projection(scale):
     truth = np.random.default_rng(0).random((24, 24))

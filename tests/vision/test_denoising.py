@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
 from environment import fixed_seeds
@@ -273,6 +274,42 @@ def test_salt_and_pepper_on_gaussian_units_weighs_the_tail_beyond_black():
 
 
 # -- how much noise ---------------------------------------------------------------------------------
+
+
+def most_likely(log_likelihood):
+    """Return the noise level between 0 and 1 with the highest likelihood."""
+    return minimize_scalar(lambda level: -log_likelihood(level), bounds=(1e-4, 1), options={"xatol": 1e-6}).x
+
+
+@torch.no_grad()
+def test_the_variance_of_gaussian_noise_on_binary_pixels_is_the_most_likely_one():
+    random = np.random.default_rng(0)
+    mean = random.uniform(0.1, 0.9, (40, 5, 5))
+    y = (random.random(mean.shape) < mean) + 0.4 * random.normal(size=mean.shape)
+    observation = GaussianNoiseOnBinary(Bernoulli((5, 5)).double(), None, 1.0, 0.3)
+    for _ in range(10):
+        observation.fit(torch.logit(torch.from_numpy(mean)), torch.from_numpy(y))
+    exact = most_likely(lambda s: np.log(mean * norm.pdf(y, 1, s) + (1 - mean) * norm.pdf(y, 0, s)).sum())
+    assert observation.level == pytest.approx(exact, rel=1e-4)
+
+
+@torch.no_grad()
+def test_the_rate_of_salt_and_pepper_on_gaussian_units_is_the_most_likely_one():
+    unit = real_machine().layers["visible"]
+    random = np.random.default_rng(0)
+    y = torch.from_numpy(random.uniform(0.1, 0.9, (200, 2, 3)))
+    y[torch.from_numpy(random.random(y.shape) < 0.2)] = 1.0
+    field = torch.zeros_like(y)
+    observation = SaltAndPepperOnReal(unit, None, 1.0, 0.1)
+    for _ in range(10):
+        observation.fit(field, y)
+    white = norm.sf((1 - 1 / 510 - unit.mean(field).numpy()) / unit.scale.numpy())[y == 1]
+
+    def log_likelihood(rate):  # with half a pseudo-count for each outcome
+        gray = int((y < 1).sum())
+        return np.log((1 - rate) * white + rate / 2).sum() + (gray + 0.5) * np.log1p(-rate) + 0.5 * np.log(rate)
+
+    assert observation.level == pytest.approx(most_likely(log_likelihood), rel=1e-4)
 
 
 @pytest.mark.parametrize(("level", "margin"), [(0.05, 0.035), (0.2, 0.055)])

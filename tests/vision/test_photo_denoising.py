@@ -23,7 +23,7 @@ from mvrbm.vision import (
     jpeg_level,
     repair_photograph,
 )
-from mvrbm.vision.color import OPPONENT
+from mvrbm.vision.color import OPPONENT, luminance
 from mvrbm.vision.degradation import jpeg_quality, jpeg_steps, median_of_uncorrupted
 from mvrbm.vision.photo_denoising import KINDS
 from mvrbm.vision.quality import psnr
@@ -165,6 +165,17 @@ def test_artifacts_of_jpeg_are_removed_before_noise_at_a_share_of_both_levels():
     np.testing.assert_array_equal(found, expected)
     assert (first != image).any()
     assert (expected != first).any()
+
+
+def test_jpeg_artifacts_are_removed_from_luminance_alone():
+    model = PhotoDenoiser.pretrained("jpeg", device="cpu")
+    image = (0.2 + 0.6 * _compressed(PHOTO, 20)[0] / 255).astype(np.float32)
+    found = model.denoise(image, level=jpeg_level(20))
+    before, expected = luminance(image), model.denoise(luminance(image), level=jpeg_level(20))
+    assert abs(expected - before).max() > 0.02
+    np.testing.assert_allclose(luminance(found), expected, atol=1e-5)
+    change = found - image
+    np.testing.assert_allclose(change, np.broadcast_to(change[..., :1], change.shape), atol=1e-5)
 
 
 def test_nothing_is_removed_from_a_clean_photograph():

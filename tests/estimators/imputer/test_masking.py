@@ -37,3 +37,9 @@ def test_held_out_entries_are_known_ones_of_some_samples():
     assert torch.equal(samples.known, known)
     assert not bool((samples.shown & samples.held).any())
     assert 100 < len(samples.with_held_entries().x) <= 200  # of a fifth of the samples, some have no hidden entry
+
+
+def test_at_most_400_samples_have_held_out_entries():
+    known = torch.rand(5000, 60, generator=torch.Generator().manual_seed(0)) < 0.5
+    samples = hold_out(torch.zeros(5000, 60), known, (60,), RandomSource(0))
+    assert 350 < len(samples.with_held_entries().x) <= 400  # about 385, as few samples have no hidden entry
