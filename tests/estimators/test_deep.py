@@ -228,8 +228,8 @@ def test_it_is_a_step_of_a_pipeline(digits):
 
 
 MISTAKES = [
-    ({"layers": ()}, "layers must be a nonempty sequence of layers"),
-    ({"layers": 5}, "layers must be a nonempty sequence of layers"),
+    ({"layers": ()}, "layers must be a nonempty sequence"),
+    ({"layers": 5}, "layers must be a nonempty sequence"),
     ({"layers": ((4, 4), 3)}, "layer 1: Kronecker couplings require the same number of hidden"),
     ({"layers": (Layer((4, 4), 3),)}, "coupling of layer 0 must be a coupling such as Dense"),
     ({"layers": (Layer((4, 4), hidden="logistic"),)}, "hidden units of layer 0 must be one of"),

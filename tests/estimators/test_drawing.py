@@ -117,11 +117,11 @@ def test_several_labels_are_given_by_name(digits, labels):
     drawn = model.sample(2, label={"odd": "even", "digit": [2, 4]}, steps=2)
     assert (drawn["odd"].tolist(), drawn["digit"].tolist()) == (["even", "even"], [2, 4])
     assert set(model.sample(5, label={"odd": "odd"}, steps=2)["odd"]) == {"odd"}
-    with pytest.raises(ValueError, match="label must be a dict with some of the label modalities"):
+    with pytest.raises(ValueError, match="label must be a dict whose keys are one or more of"):
         model.sample(2, label=7)
     with pytest.raises(ValueError, match="cannot be combined"):
         model.sample(2, label={"odd": "odd"}, init=data)
-    with pytest.raises(ValueError, match="label must be a dict with some of the label modalities"):
+    with pytest.raises(ValueError, match="label must be a dict whose keys are one or more of"):
         MMVRBM((4, 4), n_epochs=1).fit({"image": digits}).sample(label=7)
 
 

@@ -158,9 +158,11 @@ def test_an_unknown_modality_is_named():
     data = {name: np.random.default_rng(0).random((20, 3, 3)) for name in "ab"}
     model = MMVRBM((2, 2), n_epochs=1).fit(data)
     for call in (model.predict, model.transform):
-        with pytest.raises(ValueError, match=r"^the model has no modality 'c', only \['a', 'b'\]$"):
+        with pytest.raises(
+            ValueError, match=r"^'c' is not one of the modalities of the model, which are \['a', 'b'\]$"
+        ):
             call({"c": data["a"]})
-    with pytest.raises(ValueError, match="X lacks the modality 'b'"):
+    with pytest.raises(ValueError, match="but 'b' is missing"):
         model.transform({"a": data["a"]})
 
 

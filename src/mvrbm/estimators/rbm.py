@@ -155,7 +155,7 @@ class MVRBM(TVRBM):
     visible_shape_ : tuple of int
         Shape of a sample.
     n_epochs_, n_updates_ : int
-        Number of epochs and updates that the model has been trained for.
+        Number of epochs and number of updates for which the model has been trained.
     interrupted_ : bool
         Whether Ctrl-C or SIGTERM stopped the last call to `fit`.
     components_ : array of shape (n_hidden, n_visible_features)
