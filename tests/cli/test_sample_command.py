@@ -92,7 +92,11 @@ def test_samples_of_a_class(mvrbm, labels):
 # the command; exit code; what the line says
 MISTAKES = [
     ("sample named o.npy --label third", 1, r"label must be one of \['even', 'odd'\], got 'third'"),
-    ("sample chains o.npy --label odd", 1, "--label odd: chains has no labels; train a model with --labels"),
+    (
+        "sample chains o.npy --label odd",
+        1,
+        "--label odd requires a model trained with --labels, but chains has no labels",
+    ),
     ("sample plain o.npy --start chains", 1, "has no chains to start from"),
     ("sample plain o.npy --start data", 2, "'data' is not one of 'chains', 'noise'"),
     ("sample chains o.npy --start noise --data data.npy", 2, "--data cannot be combined with --start"),
