@@ -852,7 +852,7 @@ def test_updates_before_the_run_has_begun_are_an_error():
     trainer = Trainer(machine, Recipe(batch_size=4, bias_learning_rate=None))
     x = RandomSource(1).uniform((4, 3, 3), torch.empty(0)).round()
     batch = next(iter(as_source(x, machine).batches(4, RandomSource(0))))
-    with pytest.raises(ValueError, match="has not begun: call fit or prepare"):
+    with pytest.raises(ValueError, match="has not started; call fit or prepare"):
         trainer.train_on(batch)
     assert trainer.update == 0
     trainer.prepare(x)
