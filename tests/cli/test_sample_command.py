@@ -65,7 +65,7 @@ def test_what_was_done_is_reported(mvrbm):
     code, out, err = mvrbm("sample plain d.png -n 4 --steps 3")
     assert (code, out) == (0, "d.png: 4x4x6 float32, means, 3 Gibbs steps from noise\n")
     assert err.splitlines() == [
-        "note: the model was trained with CD(steps=1): training with recipe='generative' gives better samples"
+        "note: the model was trained with CD(steps=1); training with recipe='generative' gives better samples"
     ]
 
 

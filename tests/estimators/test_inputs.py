@@ -225,8 +225,8 @@ def test_a_loader_stands_for_its_dataset(estimator, digits):
         (None, "X must be an array of samples, got None"),
         (({1, 2}), "X must be an array of samples, got a set"),
         ([[1.0, 2.0], [3.0]], "all samples in X must have the same shape"),
-        (np.array(["2020-01-01"], dtype="M8[D]")[:, None], "X must contain numbers, got an array of type datetime64"),
-        (np.array([["a", "b"]]), "X must contain numbers, got an array of type <U1"),
+        (np.array(["2020-01-01"], dtype="M8[D]")[:, None], "X must contain numbers, got an array of dtype datetime64"),
+        (np.array([["a", "b"]]), "X must contain numbers, got an array of dtype <U1"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -343,7 +343,7 @@ REFUSED = [
     ("unknown device", lambda: MVRBM(device="gpu").fit(IMAGES), "device must be 'auto', 'cpu', 'cuda'"),
     ("a list for MMVRBM", lambda: MMVRBM().fit([IMAGES]), "a dict or tuple"),
     ("modality beyond [0, 1]", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES + 1}), "layer 'b'.*Gaussian units"),
-    ("unequal modalities", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES[:3]}), "same, nonzero number of samples"),
+    ("unequal modalities", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES[:3]}), "same nonzero number of samples"),
 ]
 
 

@@ -122,7 +122,7 @@ def test_what_is_left_out_is_predicted_from_the_rest(zoo, absent):
 
 
 def test_prediction_needs_something_given_and_something_left_out(zoo):
-    with pytest.raises(ValueError, match=r"but not all of the modalities .*, got \[\]"):
+    with pytest.raises(ValueError, match=r"but not all, of the modalities .*, got \[\]"):
         zoo.predict({})
     with pytest.raises(ValueError, match="must omit at least one of the label modalities"):
         zoo.predict_proba({"animal": ["ant"], "place": [1]})
@@ -169,8 +169,8 @@ def test_an_unknown_modality_is_named():
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (np.array([["a", "b"]] * 3), "modality 'a' must contain numbers, got an array of type <U1"),
-        (np.ones((3, 2)) * 1j, "modality 'a' must contain numbers, got an array of type complex128"),
+        (np.array([["a", "b"]] * 3), "modality 'a' must contain numbers, got an array of dtype <U1"),
+        (np.ones((3, 2)) * 1j, "modality 'a' must contain numbers, got an array of dtype complex128"),
         ([[1.0], [2.0, 3.0]], "all samples of modality 'a' must have the same shape"),
         (np.ones((3, 0)), "samples of modality 'a' must not be empty"),
     ],

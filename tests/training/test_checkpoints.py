@@ -360,7 +360,7 @@ def test_a_new_run_does_not_write_into_the_folder_of_another(tmp_path):
     trained(tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(
-        ValueError, match="contains checkpoints from an earlier training run: resume that run, or choose another"
+        ValueError, match="contains checkpoints from an earlier training run; resume that run or choose another"
     ):
         trained(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
@@ -415,7 +415,7 @@ OTHERS = [
         "another optimizer",
         None,
         {"optimizer": EVERY_OPTIMIZER["Adam"]},
-        "does not match this trainer: its optimizer is recipe",
+        "does not match this trainer: the stored optimizer is recipe",
     ),
 ]
 

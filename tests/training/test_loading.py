@@ -100,5 +100,5 @@ def test_a_checkpoint_with_a_scheduler_needs_the_trainer_that_made_it(tmp_path):
 def test_a_checkpoint_with_an_optimizer_needs_the_trainer_that_made_it(tmp_path):
     trainer = build(optimizer=lambda groups: torch.optim.Adam(groups, lr=0.01))
     trainer.fit(bits(), 1, initialize=True).save(tmp_path)
-    with pytest.raises(StorageError, match="its optimizer is Adam, but no optimizer was given"):
+    with pytest.raises(StorageError, match="the stored optimizer is Adam, but no optimizer was given"):
         load(tmp_path, device="cpu").fit(bits(), 2)

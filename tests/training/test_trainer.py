@@ -241,7 +241,7 @@ def test_plateau_scheduler_follows_the_monitor():
     )
     trainer.fit(x, 6, initialize=True)
     np.testing.assert_allclose(rates.rates, [0.1, 0.1, 0.1, 0.01, 0.001, 0.001], rtol=1e-9)
-    with pytest.raises(ValueError, match="requires the metric 'reconstruction_error': add a Monitor"):
+    with pytest.raises(ValueError, match="requires the metric 'reconstruction_error'; add a Monitor"):
         Trainer(mvrbm((2, 2), (2, 2)), scheduler=plateau).fit(x, 2, initialize=True)
 
 

@@ -163,8 +163,8 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         machines = self._new_machines(units, min(n_samples(layers), recipe.batch_size))
         if continues:
             message = (
-                "training cannot continue: the parameters describe a different model (use warm_start=False to train a "
-                "new model)"
+                "training cannot continue because the parameters describe a different model; use warm_start=False to "
+                "train a new model"
             )
             check_same(machines, self.machines_, message)
             trainers = self._trainers_to_continue(recipe) or self._new_trainers(self.machines_, recipe)

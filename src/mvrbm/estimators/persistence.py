@@ -123,7 +123,7 @@ class SavedEstimator(BaseEstimator):
             return
         self._warned = True
         advice += "recipe='generative'"
-        message = f"the model was trained {reason}: training with {advice} gives better samples"
+        message = f"the model was trained {reason}; training with {advice} gives better samples"
         warnings.warn(message, RecipeWarning, stacklevel=4)
 
 

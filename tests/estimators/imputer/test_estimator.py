@@ -158,7 +158,7 @@ def test_columns_without_values_are_dropped_or_zero():
     x = np.random.default_rng(0).normal(size=(30, 4))
     x[:, 2] = np.nan
     x[0, 0] = np.nan
-    with pytest.warns(UserWarning, match=r"columns \[2\] have no known entries: transform drops them"):
+    with pytest.warns(UserWarning, match=r"columns \[2\] are dropped because they have no known entries"):
         imputer = MVRBMImputer(random_state=0).fit(x)
     assert imputer.transform(x).shape == (30, 3)
     assert list(imputer.get_feature_names_out()) == ["x0", "x1", "x3"]
