@@ -573,8 +573,8 @@ DAMAGED_IMPUTERS = [
         "'high' in .* contains values that are not finite",
     ),
     ("too large", {"centre": torch.full((6,), 1e200, dtype=torch.float64)}, "'centre' contains a value of magnitude"),
-    ("negative", {"scale": torch.full((6,), -1.0, dtype=torch.float64)}, "'center' and 'scale' do not match"),
-    ("tiny", {"scale": torch.full((6,), 1e-320, dtype=torch.float64)}, "'center' and 'scale' do not match"),
+    ("negative", {"scale": torch.full((6,), -1.0, dtype=torch.float64)}, "'center' and 'scale' in .* do not match"),
+    ("tiny", {"scale": torch.full((6,), 1e-320, dtype=torch.float64)}, "'center' and 'scale' in .* do not match"),
 ]
 
 

@@ -303,7 +303,7 @@ def write_samples(
     words: str = "",
     columns: int | None = None,
 ) -> None:
-    """Write samples to a .npy file or a contact sheet, and print their shape and dtype.
+    """Write samples to a .npy file or a contact sheet and print their shape and dtype.
 
     `shape` is the shape of one sample. `details` is added to the JSON result, and `words` is added to the line of text.
     `columns` is the number of columns in the contact sheet.

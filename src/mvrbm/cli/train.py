@@ -277,7 +277,7 @@ def _callbacks(model: Any, samples: Any, known: Any, log: Path | None, checkpoin
 
 
 def _fit(model: Any, samples: Any, out: Path, **arguments: Any) -> _Outcome:
-    """Fit and save the model, and return the outcome. If training is interrupted, save the partially trained model."""
+    """Fit and save the model. Return the outcome. If training is interrupted, save the partially trained model."""
     began = time.perf_counter()
     interrupt = None
     try:

@@ -124,7 +124,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
         return RandomSource(seed_of(self.random_state))
 
     def _warn_of_recipe(self) -> None:
-        """Warn once per model if the model was trained with a recipe that leads to poor samples."""
+        """Warn at most once if the model was trained with a recipe that leads to poor samples."""
         if self.n_updates_:  # a model without updates was not trained with this recipe
             self._warn_once(unsuited_reason(self.recipe, self._recipe()))
 

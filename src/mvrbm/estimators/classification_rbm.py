@@ -179,7 +179,7 @@ class ClassificationMVRBM(ArrayClassifier):
     def _fit(
         self, X: Any, y: Any, sample_weight: Any, callbacks: Sequence[Callback], checkpoints: Any, ignore_mismatch: bool
     ) -> type[BaseException] | None:
-        """Train the classifier, and return the exception to raise if a signal stopped training."""
+        """Train the classifier and return the exception to raise if a signal stopped training."""
         choice(self.mode, "mode", _MODES)
         number(self.blend, "blend")
         data = self._read_labeled(X, y, sample_weight, resolve_device(self.device))
@@ -397,7 +397,7 @@ class ClassificationMVRBM(ArrayClassifier):
             raise StorageError(f"the label layer in {folder} does not match {n_classes} classes")
         if not machine.hidden.has_energy:
             raise StorageError(
-                f"class probabilities cannot be computed for the hidden units in {folder}, got {machine.hidden}"
+                f"class probabilities cannot be computed for the hidden units {machine.hidden} in {folder}"
             )
         self.machine_ = machine.to(resolve_device(self.device))
         self.chains_ = read_chains(folder, self.machine_)

@@ -344,8 +344,8 @@ class FineTunedClassifier(ArrayClassifier):
         train, held_out = (Labeled(*(array[chosen] for array in data)) for chosen in (~held, held))
         if not (float(train.weights.sum()) > 0 and float(held_out.weights.sum()) > 0):
             raise ValueError(
-                f"early_stopping requires samples with positive weights for both training and validation, got {n} "
-                "samples in total"
+                "early_stopping requires samples with positive weights for both training and validation, got "
+                f"n_samples={n}"
             )
         return train, held_out
 

@@ -84,7 +84,7 @@ class MMVRBM(ArrayRBM):
 
     References
     ----------
-    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: equation (18).
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016, equation (18).
     """
 
     hidden_shape: Any = None

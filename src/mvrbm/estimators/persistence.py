@@ -114,7 +114,7 @@ class SavedEstimator(BaseEstimator):
         return {"class": type(self).__name__, "params": {name: _to_json(value) for name, value in params.items()}}
 
     def _warn_once(self, reason: str | None, advice: str = "") -> None:
-        """Warn at most once per model that it was trained in a way that leads to poor samples.
+        """Warn at most once that the model was trained in a way that leads to poor samples.
 
         `reason` describes the training, such as "with mode='hybrid'". If it is None, there is no warning. `advice`
         lists settings to recommend in addition to ``recipe='generative'``.

@@ -82,7 +82,7 @@ class TVRBM(SingleLayerRBM):
 
     References
     ----------
-    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: Remark 3.
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016, Remark 3.
     """
 
     hidden_shape: Any = None
@@ -179,7 +179,7 @@ class MVRBM(TVRBM):
 
     References
     ----------
-    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: equations (3), (8) and (9), Algorithm 1.
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016, equations (3), (8) and (9), Algorithm 1.
     """
 
     largest_order = 2
@@ -219,7 +219,7 @@ class RBM(SingleLayerRBM):
 
     References
     ----------
-    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: equation (1).
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016, equation (1).
     """
 
     hidden_shape: Any = 256

@@ -57,7 +57,7 @@ def fit_together(trainers: Sequence[Trainer], data: Sequence[Any], *, initialize
 
 
 def _groups(trainers: Sequence[Trainer], sources: Sequence[Source]) -> list[tuple[str | None, list[int]]]:
-    """Divide prepared runs into groups, and return the kernel backend for each group and the indices of its runs.
+    """Divide prepared runs into groups. Return the kernel backend for each group and the indices of its runs.
 
     The backend is None for a single run.
     """

@@ -321,7 +321,7 @@ class Trainer:
                 backend.load(self.state)  # a callback may have changed the state
 
     def _run_batches(self, backend: UpdateBackend, source: Source) -> bool:
-        """Compute the remaining updates in the current epoch, and return whether training was stopped."""
+        """Compute the remaining updates in the current epoch and return whether training was stopped."""
         state = self.state
         full = source.full_batch(self.recipe.batch_size)
         before = self.update

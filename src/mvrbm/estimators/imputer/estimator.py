@@ -244,7 +244,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         self._predictor = Predictor(Factors.of(self.machine_), self.correction_, scaling)
 
     def _report(self, tried: str, error: float) -> None:
-        """Record the error of a model in `errors_`, and print it if `verbose` is nonzero."""
+        """Record the error of a model in `errors_` and print it if `verbose` is nonzero."""
         self.errors_[tried] = error
         self._print(f"{tried}: error on held-out entries is {error:.4g} standard deviations")
 
@@ -326,7 +326,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
     @torch.no_grad()
     def _map_samples(self, rows: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Apply a function to samples and their masks of known entries, and return the results as rows."""
+        """Apply a function to samples and their masks of known entries. Return the results as rows."""
         samples = rows.reshape(-1, math.prod(self._sample_shape())).to(self.machine_.like)
         size = max(1, _BATCH_ENTRIES // max(samples.shape[1], self.n_factors_**2))
         pieces = []

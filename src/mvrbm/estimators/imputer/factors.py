@@ -183,7 +183,7 @@ def _solve_by_pattern(root: Tensor, projected: Tensor, which: Tensor, counts: Te
 
 @torch.no_grad()
 def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factors | None = None) -> Factors:
-    """Fit a factor model to data with unknown entries by EM, and return the model.
+    """Fit a factor model to data with unknown entries by EM and return the model.
 
     Parameters
     ----------

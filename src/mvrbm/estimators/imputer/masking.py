@@ -59,7 +59,7 @@ class Samples:
 
 
 def hold_out(x: Tensor, known: Tensor, shape: tuple[int, ...], rng: RandomSource) -> Samples:
-    """Hold out some of the known entries in one fifth of the samples, and return a :class:`Samples` object.
+    """Hold out known entries in one fifth of the samples and return a :class:`Samples` object.
 
     At least 50 samples (or half of the samples, if there are fewer than 100) and at most 400 samples have held-out
     entries. `x` and `known` have shape (n, D), and `shape` is the shape of a sample.

@@ -274,9 +274,9 @@ def _checked(plain: Mapping[str, Any]) -> dict[str, Any]:
     counter(plain["processes"], "processes", 1)
     per_epoch = plain.get("batches_per_epoch")
     if per_epoch is not None and plain["batch"] > counter(per_epoch, "batches_per_epoch", 1):
-        raise ValueError(f"batch is {plain['batch']}, but an epoch has {per_epoch} batches")
+        raise ValueError(f"'batch' is {plain['batch']}, but an epoch has {per_epoch} batches")
     if plain["scheduled"] > plain["epoch"]:
-        raise ValueError(f"scheduled is {plain['scheduled']}, but only {plain['epoch']} epochs are complete")
+        raise ValueError(f"'scheduled' is {plain['scheduled']}, but only {plain['epoch']} epochs are complete")
     for row in instances(plain["history"], dict, "history"):
         instances(list(row.values()), (int, float), "a row in history")
     for entry in instances(plain["callbacks"], dict, "callbacks"):
