@@ -239,7 +239,7 @@ def test_other_recipes_warn_once(settings, reason, digits, tmp_path):
 
 def test_classifiers_warn_of_their_mode(digits, labels):
     model = ClassificationMVRBM((3, 3), n_epochs=1, random_state=0).fit(digits, labels)
-    with pytest.warns(RecipeWarning, match="mode='discriminative': training with mode='generative' and recipe="):
+    with pytest.warns(RecipeWarning, match="mode='discriminative'; training with mode='generative' and recipe="):
         model.sample(1, steps=1)
     model = ClassificationMVRBM((3, 3), n_epochs=1, random_state=0, mode="generative", recipe="default")
     with pytest.warns(RecipeWarning, match="CD"):

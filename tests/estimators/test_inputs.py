@@ -212,7 +212,7 @@ def test_a_loader_stands_for_its_dataset(estimator, digits):
     other = getattr(clone(estimator).fit(DataLoader(dataset, batch_size=7, shuffle=True)), method)(DataLoader(dataset))
     np.testing.assert_allclose(one, other, rtol=1e-5)
     for loader in (DataLoader(Stream()), DataLoader(dataset, collate_fn=lambda items: items)):
-        with pytest.raises(ValueError, match=r"X must not be a DataLoader with its own sampler.*Trainer"):
+        with pytest.raises(ValueError, match=r"X must not be a DataLoader with a custom sampler.*Trainer"):
             clone(estimator).fit(loader)
 
 
@@ -221,7 +221,7 @@ def test_a_loader_stands_for_its_dataset(estimator, digits):
     ("data", "message"),
     [
         ({"a": np.ones((3, 2))}, "X must be an array of samples, got a dict"),
-        ("data.npy", "X must be an array of samples, got a str: read the file first"),
+        ("data.npy", "X must be an array of samples, got a str; read the file first"),
         (None, "X must be an array of samples, got None"),
         (({1, 2}), "X must be an array of samples, got a set"),
         ([[1.0, 2.0], [3.0]], "all samples in X must have the same shape"),

@@ -150,7 +150,7 @@ def test_a_vector_next_to_a_matrix_has_a_dense_coupling():
     model = MMVRBM((3, 2), n_epochs=1, random_state=0).fit(data)
     assert {name: link.name for name, link in model.machine_.links.items()} == {"image": "kronecker", "vector": "dense"}
     assert model.predict({"image": data["image"]}, steps=2, burn_in=0).shape == (20, 4)
-    with pytest.raises(ValueError, match=r"samples of modality 'vector' have shape \(4,\): use coupling=Dense"):
+    with pytest.raises(ValueError, match=r"samples of modality 'vector' have shape \(4,\); use coupling=Dense"):
         MMVRBM((3, 2), coupling="kronecker:2").fit(data)
 
 
