@@ -100,7 +100,7 @@ def test_a_model_is_replaced_only_with_overwrite(tmp_path, kind):
         "estimator": lambda **how: fitted.save(folder, **how),
         "with a card": lambda **how: mvrbm.save_pretrained(fitted, folder, **how),
     }[kind]
-    with pytest.raises(StorageError, match=r"model already contains a model: pass overwrite=True to replace it$"):
+    with pytest.raises(StorageError, match=r"model already contains a model; pass overwrite=True to replace it$"):
         saved()
     assert same_state(mvrbm.load(folder), old)
     saved(overwrite=True)
@@ -375,7 +375,7 @@ def test_an_empty_name_is_named():
 FACTOR, BIAS = "couplings.visible.factors.0", "hidden.bias"
 DAMAGE = [
     ("no folder", nothing, "does not exist"),
-    ("a file instead", a_file, "is not a model folder: it is a file"),
+    ("a file instead", a_file, "is not a model folder because it is a file"),
     ("no config", lambda f: (f / "config.json").unlink(), "config.json: no such file"),
     ("no weights", lambda f: (f / "model.safetensors").unlink(), "model.safetensors: no such file"),
     ("weights are a folder", as_folder, "model.safetensors is a folder"),
@@ -384,7 +384,7 @@ DAMAGE = [
     ("config of bytes", lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"), "not valid JSON"),
     ("deep config", lambda f: (f / "config.json").write_text("[" * 100_000), "not valid JSON"),
     ("huge config", lambda f: os.truncate(f / "config.json", 10**9), "too large for a config file"),
-    ("config is a list", config(lambda c: [c]), "expected a JSON object"),
+    ("config is a list", config(lambda c: [c]), "does not contain a JSON object"),
     ("other format", put("format", value="transformers"), "does not describe an mvrbm model"),
     ("no format", drop("format"), "does not describe an mvrbm model"),
     ("later version", put("format_version", value=2), "format version 2, but this version of mvrbm reads version 1"),
@@ -408,7 +408,7 @@ DAMAGE = [
     (
         "another shape",
         put("hidden", "bias_shape", value=[1, 2]),
-        r"'hidden.bias' should have shape \(1, 2\), but has shape \(2, 2\)",
+        r"'hidden.bias' in .* should have shape \(1, 2\), but has shape \(2, 2\)",
     ),
     ("another dtype", put("dtype", value="float64"), "model.safetensors"),
     ("empty weights", lambda f: (f / "model.safetensors").write_bytes(b""), "model.safetensors"),
@@ -437,9 +437,13 @@ DAMAGE = [
     (
         "NaN",
         tensors(lambda t: t[FACTOR].fill_(float("nan"))),
-        "'couplings.visible.factors.0' has entries that are not finite",
+        "'couplings.visible.factors.0' in .* contains values that are not finite",
     ),
-    ("infinite", tensors(lambda t: t[BIAS][0].fill_(float("inf"))), "'hidden.bias' has entries that are not finite"),
+    (
+        "infinite",
+        tensors(lambda t: t[BIAS][0].fill_(float("inf"))),
+        "'hidden.bias' in .* contains values that are not finite",
+    ),
 ]
 
 
@@ -518,7 +522,9 @@ def test_numbers_that_grow_too_large_along_a_stack_are_refused(tmp_path):
     rewrite(folder, **{name: huge[name] for name in list(huge)[:1]})
     mvrbm.load(folder)
     rewrite(folder, **huge)  # none of these machines is refused by itself
-    with pytest.raises(StorageError, match="hidden activations cannot be computed: the activations become too large"):
+    with pytest.raises(
+        StorageError, match=r"hidden activations of .* cannot be computed: the activations become too large"
+    ):
         mvrbm.load(folder)
 
 
@@ -526,7 +532,7 @@ def test_further_tensors_that_are_too_large_are_refused(tmp_path):
     data = np.random.default_rng(0).random((8, 3, 2)).astype(np.float32)
     folder = MVRBMClassifier((2, 2), n_epochs=1).fit(data, np.arange(8) % 2).save(tmp_path / "classifier")
     rewrite(folder, **{"top.weight": torch.full((2, 4), 1e38)})
-    with pytest.raises(StorageError, match=r"'top.weight' is too large: its largest magnitude is 1e\+38"):
+    with pytest.raises(StorageError, match=r"'top.weight' contains a value of magnitude 1e\+38"):
         mvrbm.load(folder)
 
 
@@ -540,7 +546,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def imputer(table):
-    with pytest.warns(UserWarning, match=r"columns \['empty'\] have no known entries"):
+    with pytest.warns(UserWarning, match=r"columns \['empty'\] are dropped because they have no known entries"):
         return MVRBMImputer("rectified", n_hidden=2, n_factors=1, n_epochs=1, random_state=0).fit(table)
 
 
@@ -551,16 +557,24 @@ def test_tables_are_filled_in_the_same_by_a_loaded_imputer(imputer, table, tmp_p
 
 
 DAMAGED_IMPUTERS = [
-    ("shape", {"low": torch.zeros(5, dtype=torch.float64)}, r"'low' should have shape \(6,\), but has shape \(5,\)"),
-    ("dtype", {"centre": torch.zeros(6)}, "'centre' should have dtype torch.float64, but has dtype torch.float32"),
+    (
+        "shape",
+        {"low": torch.zeros(5, dtype=torch.float64)},
+        r"'low' in .* should have shape \(6,\), but has shape \(5,\)",
+    ),
+    (
+        "dtype",
+        {"centre": torch.zeros(6)},
+        "'centre' in .* should have dtype torch.float64, but has dtype torch.float32",
+    ),
     (
         "not finite",
         {"high": torch.full((6,), torch.inf, dtype=torch.float64)},
-        "'high' has entries that are not finite",
+        "'high' in .* contains values that are not finite",
     ),
-    ("too large", {"centre": torch.full((6,), 1e200, dtype=torch.float64)}, "'centre' is too large"),
-    ("negative", {"scale": torch.full((6,), -1.0, dtype=torch.float64)}, "'center' and 'scale' do not match"),
-    ("tiny", {"scale": torch.full((6,), 1e-320, dtype=torch.float64)}, "'center' and 'scale' do not match"),
+    ("too large", {"centre": torch.full((6,), 1e200, dtype=torch.float64)}, "'centre' contains a value of magnitude"),
+    ("negative", {"scale": torch.full((6,), -1.0, dtype=torch.float64)}, "'center' and 'scale' in .* do not match"),
+    ("tiny", {"scale": torch.full((6,), 1e-320, dtype=torch.float64)}, "'center' and 'scale' in .* do not match"),
 ]
 
 
@@ -615,12 +629,12 @@ def test_an_unknown_class_is_named(tmp_path):
             mvrbm.load(folder)
     for params in ({"color": 3}, {"visible": "logistic"}, {"visible": "gaussian"}, 3):
         put("estimator", value={"class": "MVRBM", "params": params, "as_arrays": True, "feature_names": None})(folder)
-        with pytest.raises(StorageError, match="description is damaged"):
+        with pytest.raises(StorageError, match=r"description in .* is corrupted"):
             mvrbm.load(folder)
 
 
 def test_what_cannot_be_saved_is_an_error(tmp_path):
-    with pytest.raises(StorageError, match="a dict cannot be saved"):
+    with pytest.raises(StorageError, match="dict objects cannot be saved"):
         mvrbm.save({}, tmp_path / "model")
     with pytest.raises(NotFittedError):
         mvrbm.save(MVRBM(), tmp_path / "model")
@@ -649,5 +663,5 @@ def test_a_unit_of_another_module_that_is_not_imported_is_named(tmp_path, monkey
     folder = model.save(tmp_path / "model")
     assert mvrbm.load(folder).visible == "mine"
     monkeypatch.delitem(UNITS, "mine")
-    with pytest.raises(StorageError, match="unit 'mine' is defined in the module 'my_units': import it"):
+    with pytest.raises(StorageError, match="uses the unit 'mine' from the module 'my_units'; import it"):
         mvrbm.load(folder)

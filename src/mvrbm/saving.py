@@ -1,7 +1,7 @@
 """Save models to folders that contain `config.json` and `model.safetensors`, and load models from such folders.
 
-Folders are written atomically, and nothing is pickled. Before building a model, loading validates the format, its
-version, and the names, shapes and dtypes of all tensors. Classes that can be saved register their loaders with
+Folders are written atomically, and nothing is pickled. Before a model is built, the format, its version, and the names,
+shapes and dtypes of all tensors are validated. Classes that can be saved register their loaders with
 :func:`register`, so that this module does not have to import them. :mod:`mvrbm.training.checkpoints` writes training
 checkpoints, and :mod:`mvrbm.export` writes other formats.
 """
@@ -81,7 +81,7 @@ def register(name: str) -> Callable[[Registered], Registered]:
 
 
 def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") -> Any:
-    """Load a model from a folder. Its loader must already be registered, as :func:`mvrbm.load` ensures."""
+    """Load a model from a folder. Its loader must already be registered, which :func:`mvrbm.load` ensures."""
     folder = recover_folder(Path(folder))
     if _is_checkpoint(folder):
         return _loader_of(CHECKPOINT, folder)(folder, {}, device)
@@ -90,15 +90,15 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") ->
     if described is None:
         return read_machine(folder).to(resolve_device(device))
     if not isinstance(described, dict) or not isinstance(described.get("class"), str):
-        raise StorageError(f"{folder / CONFIG} is damaged: it does not contain the estimator's class name")
+        raise StorageError(f"{folder / CONFIG} is corrupted because it does not contain the estimator's class name")
     loader = _loader_of(described["class"], folder)
-    resolve_device(device)  # Raise errors for invalid devices here, so that they are not reported as a damaged folder.
+    resolve_device(device)  # Check the device here, so that an invalid device is not reported as a corrupted folder.
     try:
         return loader(folder, config, device)
     except StorageError:
         raise
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise StorageError(f"{folder}: the estimator's description is damaged: {error}") from error
+        raise StorageError(f"the estimator's description in {folder} is corrupted: {error}") from error
 
 
 def save(model: Any, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -107,11 +107,11 @@ def save(model: Any, folder: str | os.PathLike[str], *, overwrite: bool = False)
     Parameters
     ----------
     model : BoltzmannMachine or estimator
-        A machine, or any object with a method ``save(folder)``.
+        A machine, or any object with a ``save(folder)`` method.
     folder : path
         Output folder. If it contains files that are not part of a model, `StorageError` is raised.
     overwrite : bool
-        Whether to replace a model in the folder. If False, `StorageError` is raised if there is one.
+        Whether to replace an existing model in the folder. If False, an existing model raises `StorageError`.
 
     Returns
     -------
@@ -135,7 +135,9 @@ def save(model: Any, folder: str | os.PathLike[str], *, overwrite: bool = False)
     elif callable(getattr(model, "save", None)):
         model.save(folder, **({"overwrite": True} if overwrite else {}))
     else:
-        raise StorageError(f"a {type(model).__name__} cannot be saved: it is not a machine and has no save method")
+        raise StorageError(
+            f"{type(model).__name__} objects cannot be saved because they are not machines and have no save method"
+        )
     return Path(folder)
 
 
@@ -162,7 +164,7 @@ def replace_model(folder: str | os.PathLike[str], *, overwrite: bool = False) ->
 
     def replaceable(target: Path) -> bool:
         if is_replaceable(target) and not overwrite:
-            raise StorageError(f"{folder} already contains a model: pass overwrite=True to replace it")
+            raise StorageError(f"{folder} already contains a model; pass overwrite=True to replace it")
         return is_replaceable(target)
 
     return replace_folder(folder, replaceable)
@@ -210,7 +212,7 @@ def machine_config(machine: BoltzmannMachine) -> dict[str, Any]:
 
 
 def _shapes_of(configs: Sequence[Mapping[str, Any]], folder: Path) -> list[BoltzmannMachine]:
-    """Build machines on the meta device, and check that the parameter file is large enough for their parameters.
+    """Build machines on the meta device and check that the parameter file is large enough for their parameters.
 
     :func:`_fill` then reads the parameters.
     """
@@ -226,8 +228,8 @@ def _shapes_of(configs: Sequence[Mapping[str, Any]], folder: Path) -> list[Boltz
             described += n_numbers * machine.like.element_size()
             if described > stored:
                 raise StorageError(
-                    f"describes {n_numbers:,} parameters ({described:,} bytes), but {weights.name} has only {stored:,} "
-                    "bytes and may be truncated"
+                    f"the config describes {n_numbers:,} parameters ({described:,} bytes), but {weights.name} has only "
+                    f"{stored:,} bytes and may be truncated"
                 )
             budget.spend(machine.bytes_to_check, "to check that the energy of coupled Gaussian layers is bounded")
         return machines
@@ -235,7 +237,7 @@ def _shapes_of(configs: Sequence[Mapping[str, Any]], folder: Path) -> list[Boltz
         raise StorageError(f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
         reason = f"'{error.args[0]}' is missing or unknown" if isinstance(error, KeyError) else str(error)
-        raise StorageError(f"{path}: not a valid model description: {reason}") from error
+        raise StorageError(f"{path} is not a valid model description: {reason}") from error
 
 
 def _machine_of(visible: dict[str, Unit], hidden: Unit, links: dict[str, Coupling]) -> BoltzmannMachine:
@@ -269,7 +271,7 @@ def _without_module(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_modules(config: Mapping[str, Any], path: Path) -> None:
-    """Raise StorageError if a model uses a unit or a coupling of another module that has not been imported."""
+    """Raise StorageError if a model uses a unit or coupling from another module that has not been imported."""
     parts = config.get(STACK)
     entries: list[Any] = []
     for machine in [config, *(parts if isinstance(parts, list) else [])]:
@@ -283,7 +285,7 @@ def _check_modules(config: Mapping[str, Any], path: Path) -> None:
                 advice = f"import it before loading, or pass --import {module} on the command line"
                 if module == "__main__":
                     advice = "define it in a module, import that module, and save the model again"
-                raise StorageError(f"{path}: {kind} {entry[kind]!r} is defined in the module {module!r}: {advice}")
+                raise StorageError(f"{path} uses the {kind} {entry[kind]!r} from the module {module!r}; {advice}")
 
 
 def _unit(entry: Mapping[str, Any]) -> Unit:
@@ -296,10 +298,10 @@ def _unit(entry: Mapping[str, Any]) -> Unit:
 
 
 def _fill(module: nn.Module, folder: Path, prefix: str = "", more: Mapping[str, Tensor] | None = None) -> Tensors:
-    """Load the parameters of machines built by :func:`_shapes_of`, and return the additional tensors named in `more`.
+    """Load the parameters of machines built by :func:`_shapes_of` and return the additional tensors named in `more`.
 
-    `prefix` is prepended to the parameter names in the file. Raise StorageError if a value is finite but too large to
-    compute with.
+    `prefix` is prepended to the parameter names in the file. Raise StorageError if a value is finite but too large for
+    computation.
     """
     expected = {f"{prefix}{name}": tensor for name, tensor in module.state_dict().items()}
     tensors = _read_checked(folder / MODEL, {**expected, **(more or {})})
@@ -307,7 +309,9 @@ def _fill(module: nn.Module, folder: Path, prefix: str = "", more: Mapping[str, 
     try:
         for name, tensor in tensors.items():
             if tensor.numel() and not float(tensor.abs().max()) <= LARGEST_PARAMETER:
-                raise ValueError(f"'{name}' is too large: its largest magnitude is {float(tensor.abs().max()):.3g}")
+                raise ValueError(
+                    f"'{name}' contains a value of magnitude {float(tensor.abs().max()):.3g}, which is too large"
+                )
         for machine in module.modules():
             if isinstance(machine, BoltzmannMachine):
                 machine.check_parameters()
@@ -364,12 +368,12 @@ def _check_joints(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
     for number, machine in enumerate(machines):
         if len(machine.layers) != 1:
             raise StorageError(
-                f"{folder}: a machine in a stack must have one visible layer, got {list(machine.layers)}"
+                f"machines in the stack in {folder} must have one visible layer, got {list(machine.layers)}"
             )
         (unit,) = machine.layers.values()
         if number and unit.shape != machines[number - 1].hidden.shape:
             raise StorageError(
-                f"{folder}: the visible layer of machine {number} does not match the hidden layer of the machine below"
+                f"the visible layer of machine {number} in {folder} does not match the hidden layer below it"
             )
 
 
@@ -387,7 +391,7 @@ def _check_growth(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
             if not float(state.abs().max()) <= LARGEST_PARAMETER:
                 raise ValueError("the activations become too large")
     except (ValueError, RuntimeError) as error:
-        raise StorageError(f"{folder}: hidden activations cannot be computed: {error}") from error
+        raise StorageError(f"hidden activations of the model in {folder} cannot be computed: {error}") from error
 
 
 def _write(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -397,17 +401,19 @@ def _write(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Pat
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config from a model folder, and validate its format and version."""
+    """Read the config from a model folder and validate its format and version."""
     path = folder / CONFIG
     if not folder.is_dir():
-        raise StorageError(f"{folder} is not a model folder: it {'is a file' if folder.exists() else 'does not exist'}")
+        raise StorageError(
+            f"{folder} is not a model folder because it {'is a file' if folder.exists() else 'does not exist'}"
+        )
     config = read_json(path)
     if config.get("format") != FORMAT:
         raise StorageError(f"{path} does not describe an mvrbm model")
     if config.get("format_version") != FORMAT_VERSION:
         raise StorageError(
             f"{path} has format version {config.get('format_version')!r}, but this version of mvrbm reads version "
-            f"{FORMAT_VERSION}: install the version of mvrbm that wrote the model"
+            f"{FORMAT_VERSION}; install the version of mvrbm that wrote the model"
         )
     _check_modules(config, path)
     return config
@@ -417,7 +423,7 @@ def read_json(path: Path, largest: int | None = _LARGEST_CONFIG) -> dict[str, An
     """Read a JSON object from a file. Raise StorageError if the file is larger than `largest` bytes."""
     size, budget = check_regular_file(path, StorageError), Budget(path, error=StorageError)
     if largest is not None and size > largest:
-        raise StorageError(f"{path} is too large for a config file: {size:,} bytes")
+        raise StorageError(f"{path} is too large for a config file ({size:,} bytes)")
     try:
         content = path.read_bytes()
         # Upper bounds on the memory used by Python objects (dicts, lists, numbers and strings) and by the text itself.
@@ -429,9 +435,9 @@ def read_json(path: Path, largest: int | None = _LARGEST_CONFIG) -> dict[str, An
     except StorageError:
         raise
     except (ValueError, RecursionError) as error:
-        raise StorageError(f"{path} is damaged: not valid JSON ({error})") from error
+        raise StorageError(f"{path} is not valid JSON ({error})") from error
     if not isinstance(found, dict):
-        raise StorageError(f"{path} is damaged: expected a JSON object")
+        raise StorageError(f"{path} is corrupted because it does not contain a JSON object")
     return found
 
 
@@ -456,11 +462,11 @@ def _opened(path: Path) -> Iterator[Any]:
     except StorageError:
         raise
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, KeyError, AttributeError) as error:
-        raise StorageError(f"{path} is damaged or not a safetensors file: {error}") from error
+        raise StorageError(f"{path} is corrupted or is not a safetensors file: {error}") from error
 
 
 def _read_checked(path: Path, expected: Mapping[str, Tensor]) -> Tensors:
-    """Read tensors, and check that they are finite and match the names, shapes and dtypes in `expected`."""
+    """Read tensors and check that they are finite and match the names, shapes and dtypes in `expected`."""
     with _opened(path) as file:
         names = set(file.keys())
         missing, foreign = sorted(set(expected) - names), sorted(names - set(expected))
@@ -472,11 +478,11 @@ def _read_checked(path: Path, expected: Mapping[str, Tensor]) -> Tensors:
         for name, want in expected.items():
             shape = tuple(file.get_slice(name).get_shape())
             if shape != want.shape:  # Check the shape before reading the tensor.
-                raise StorageError(f"{path}: '{name}' should have shape {tuple(want.shape)}, but has shape {shape}")
+                raise StorageError(f"'{name}' in {path} should have shape {tuple(want.shape)}, but has shape {shape}")
             tensor = file.get_tensor(name)
             if tensor.dtype != want.dtype:
-                raise StorageError(f"{path}: '{name}' should have dtype {want.dtype}, but has dtype {tensor.dtype}")
+                raise StorageError(f"'{name}' in {path} should have dtype {want.dtype}, but has dtype {tensor.dtype}")
             if not bool(torch.isfinite(tensor).all()):
-                raise StorageError(f"{path}: '{name}' has entries that are not finite")
+                raise StorageError(f"'{name}' in {path} contains values that are not finite")
             tensors[name] = tensor.clone()  # The tensor is a view into the file, which may change.
     return tensors

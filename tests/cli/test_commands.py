@@ -151,7 +151,7 @@ MISTAKES = [
     ("empty file", lambda: write("x.npy", b""), TRAIN_X, 1, "x.npy is empty"),
     ("a text file", lambda: write("x.text", b"1,2\n"), TRAIN.format("x.text"), 1, "x.text is not a .npy"),
     ("a table of words", lambda: write("x.csv", b"a,b\n1,x\n"), TRAIN.format("x.csv"), 1, "column 'b'.*x.csv:-b"),
-    ("no rows", None, "transform model data.npy o.npy -n 70:", 1, "-n selects no samples: data.npy has 60"),
+    ("no rows", None, "transform model data.npy o.npy -n 70:", 1, "-n selects none of the 60 samples in data.npy"),
     (
         "rows that are no slice",
         None,
@@ -182,7 +182,7 @@ MISTAKES = [
         1,
         "NaN or infinite",
     ),
-    ("nothing known", array(DATA * np.nan), TRAIN_X + " --missing-nan", 1, "no entry .*known"),
+    ("nothing known", array(DATA * np.nan), TRAIN_X + " --missing-nan", 1, "no entries are known"),
     ("objects", lambda: np.save("x.npy", np.array([None]), allow_pickle=True), TRAIN_X, 1, "Python objects"),
     ("complex numbers", array(DATA * 1j), TRAIN_X, 1, "complex64"),
     ("words", array(np.array(["a", "b"])), TRAIN_X, 1, "booleans, integers or floats"),
@@ -206,18 +206,24 @@ MISTAKES = [
         None,
         "train data.npy --hidden 2x2x2 --out new",
         1,
-        "3 axes, but samples have 2 .4x6.: pass --shape",
+        "3 axes, but samples have 2 .4x6.; pass --shape",
     ),
-    ("a hidden shape in no form", None, "train data.npy --hidden 25y25 --out new", 2, "'25y25' is not a valid shape"),
+    (
+        "a hidden shape in no form",
+        None,
+        "train data.npy --hidden 25y25 --out new",
+        2,
+        "expected a shape such as 25x25, got '25y25'",
+    ),
     (
         "an enormous hidden shape",
         None,
         "train data.npy --hidden 99999x99999 --out new",
         2,
-        "more than the limit of 2,147,483,648",
+        "exceeds the limit of 2,147,483,648",
     ),
     ("rank 0", None, TRAIN.format("data.npy") + " --rank 0", 2, "--rank.*1"),
-    ("rank of full weights", None, "train data.npy --hidden 9 --rank 2 --out new", 2, "--rank 2 has no.*omit --rank"),
+    ("rank of full weights", None, "train data.npy --hidden 9 --rank 2 --out new", 2, "--rank 2 has no.*omit it"),
     ("negative epochs", None, TRAIN.format("data.npy") + " --epochs -1", 2, "--epochs.*1, got '-1'"),
     ("a rate below 0", None, TRAIN.format("data.npy") + " --learning-rate -1", 1, "learning_rate must be positive"),
     (
@@ -235,7 +241,13 @@ MISTAKES = [
         2,
         "'rank' does not have the form NAME=VALUE,VALUE",
     ),
-    ("a sweep of nothing", None, TRAIN.format("data.npy") + " --sweep x=1", 1, "MVRBM has no parameter 'x', only back"),
+    (
+        "a sweep of nothing",
+        None,
+        TRAIN.format("data.npy") + " --sweep x=1",
+        1,
+        "parameter 'x', but MVRBM has only back",
+    ),
     ("a sweep with a log", None, TRAIN.format("data.npy") + " --sweep rank=1 --log a.csv", 2, "--sweep .* with --log"),
     ("more axes than hidden", array(DATA.reshape(60, 2, 2, 6)), TRAIN_X, 1, "2 axes, but samples have 3 .2x2x6."),
     ("unknown visible unit", None, TRAIN.format("data.npy") + " --visible fish", 1, "one of .*gaussian.*'fish'"),
@@ -256,7 +268,7 @@ MISTAKES = [
     ("unknown option", None, "info model --color red", 2, "--color"),
     ("unknown command", None, "trian data.npy", 2, "No such command 'trian'"),
     ("no sub-command", None, "data", 2, "Missing command"),
-    ("a model is there", None, "train data.npy --hidden 3x2 --out model", 1, "model exists: use --force"),
+    ("a model is there", None, "train data.npy --hidden 3x2 --out model", 1, "model already exists; use --force"),
     (
         "force is for models",
         lambda: write("model/x", b""),
@@ -297,7 +309,7 @@ MISTAKES = [
     ("a model of the future", change_config(format_version=99), "info model", 1, "format version 99"),
     ("a foreign config", change_config(format="other"), "sample model o.npy", 1, "does not describe"),
     ("damaged config", lambda: write("model/config.json", b"{"), "info model", 1, "not valid JSON"),
-    ("damaged description", change_config(estimator={"class": "MVRBM"}), "sample model o.npy", 1, "damaged"),
+    ("damaged description", change_config(estimator={"class": "MVRBM"}), "sample model o.npy", 1, "corrupted"),
     (
         "description of other units",
         change_visible,
@@ -307,7 +319,7 @@ MISTAKES = [
     ),
     ("unknown class", change_config(estimator={"class": "X"}), "sample model o.npy", 1, "'X'"),
     ("truncated weights", cut_weights(200), "info model", 1, "truncated"),
-    ("damaged weights", lambda: write("model/model.safetensors", bytes(2000)), "info model", 1, "damaged"),
+    ("damaged weights", lambda: write("model/model.safetensors", bytes(2000)), "info model", 1, "corrupted"),
     ("weights gone", lambda: Path("model/model.safetensors").unlink(), "info model", 1, "no such file"),
     ("several modalities", several_modalities, "sample model o.npy", 1, "MMVRBM.*use the Python interface"),
     ("a machine alone", machine_alone, "sample model o.npy", 1, "BoltzmannMachine, which has no method 'sample'"),
@@ -322,7 +334,7 @@ MISTAKES = [
     ("mask of gray values", array(DATA[0] / 3), "inpaint model data.npy o.npy --mask x.npy", 1, "is not a mask"),
     ("two masks", None, "inpaint model data.npy o.npy --mask x.npy --hide left", 2, "got --mask and --hide"),
     ("no mask", None, "inpaint model data.npy o.npy", 2, "one of --mask, --hide and --missing-nan"),
-    ("nothing to fill in", None, "inpaint model data.npy o.npy --missing-nan", 1, "nothing to fill in"),
+    ("nothing to fill in", None, "inpaint model data.npy o.npy --missing-nan", 1, "contains no NaN"),
     ("no samples wanted", None, "sample model o.npy -n 0", 2, "--number.*1"),
     ("seed below 0", None, "sample model o.npy --seed -1", 2, "--seed"),
     ("unknown device", None, "sample model o.npy --device tpu", 2, "tpu"),
@@ -413,7 +425,7 @@ def test_errors_of_files_and_memory_are_one_line(mvrbm, monkeypatch, error, says
     monkeypatch.setattr(arrays, "read_array", fail)
     code, out, err = mvrbm("transform", "model", "data.npy", "o.npy")
     assert (code, out) == (1, "")
-    assert err == f"error: {says}: use a smaller model, batch or input\n" if "memory" in says else f"error: {says}\n"
+    assert err == f"error: {says}; use a smaller model, batch or input\n" if "memory" in says else f"error: {says}\n"
 
 
 def test_our_own_mistakes_keep_their_traceback(mvrbm, monkeypatch):
@@ -596,7 +608,7 @@ def test_earlier_checkpoints_are_resumed_or_replaced_only_on_request(mvrbm, kind
 
     code, _, err = mvrbm(command.replace("new", "another"))
     assert (code, err.count("\n")) == (1, 1)
-    assert "points contains checkpoints of an earlier run: use --resume to continue that run, or --force" in err
+    assert "points contains checkpoints of an earlier run; use --resume to continue that run, or --force" in err
 
     other = command.replace("data.npy", "other.npy").replace("counts.npz", "other.npz")
     code, _, err = mvrbm(other, "--resume")
@@ -609,7 +621,7 @@ def test_earlier_checkpoints_are_resumed_or_replaced_only_on_request(mvrbm, kind
 
     code, _, err = mvrbm(other, "--resume", "--ignore-mismatch")
     assert code == 0
-    assert "the data has different values. Training is resumed anyway" in err
+    assert "the data has different values. Training resumes anyway" in err
 
     ok(mvrbm(command, "--force"))  # starts again
     assert Path("new/model.safetensors").read_bytes() == model
@@ -628,7 +640,7 @@ def test_resuming_replaces_only_the_outputs_of_the_same_run(mvrbm):
     Path("mine.csv").write_text("notes")
     code, _, err = mvrbm(command, "--out", "mine", "--resume")
     assert (code, content("mine")) == (1, before)
-    assert "mine exists: use --force" in err
+    assert "mine already exists; use --force" in err
     code, _, err = mvrbm(command, "--out", "own", "--log", "mine.csv", "--resume")
     assert (code, Path("mine.csv").read_text()) == (1, "notes")
     assert "mine.csv already exists; use --force" in err
@@ -656,7 +668,7 @@ def test_options_of_resuming_require_each_other(mvrbm, kind, options, message):
 def test_resuming_without_checkpoints_starts_from_the_beginning(mvrbm):
     code, _, err = mvrbm(f"{TRAIN} --out new --checkpoints points --resume")
     assert code == 0
-    assert "points contains no checkpoints: training starts from the beginning" in err
+    assert "points contains no checkpoints, so training starts from the beginning" in err
 
 
 def test_a_run_restarted_by_torchrun_resumes(mvrbm, monkeypatch):

@@ -75,18 +75,18 @@ def test_a_picture_in_color_stays_in_color(command, stripes, channels):
         (("absent.npy", "o.npy", "--model", "model"), 1, "no such file"),
         (("noisy.npy", "o.npy", "--model", "absent"), 1, "absent"),
         (("noisy.npy", "o.txt", "--model", "model"), 1, "must end in one of"),
-        (("noisy.npy", "o.npy"), 1, "noisy.npy has shape (100, 8, 8): a photograph must have shape (H, W)"),
+        (("noisy.npy", "o.npy"), 1, "(H, W, 4), but noisy.npy has shape (100, 8, 8); use --model"),
         (("wrong.npy", "o.png"), 1, "float images must have values from 0 to 1, got 0 to 255"),
         (
             ("noisy.npy", "o.npy", "--stride", "2"),
             2,
-            "Invalid value for '--stride': has no effect without --model: leave it out",
+            "Invalid value for '--stride': has no effect without --model; omit it",
         ),
         (("noisy.npy", "o.npy", "--burn-in", "0"), 2, "'--burn-in': has no effect without --model"),
         (("noisy.npy", "o.npy", "--method", "gibbs"), 2, "'--method': has no effect without --model"),
         (("noisy.npy", "o.npy", "-n", "2"), 2, "'--rows': has no effect without --model"),
         (("noisy.npy", "o.npy", "--level", "-3"), 2, "'--level'"),
-        (("noisy.npy", "o.npy", "--level", "0"), 1, "--level must be greater than 0, got 0"),
+        (("noisy.npy", "o.npy", "--level", "0"), 1, "--level must be greater than 0; omit it"),
         (("noisy.npy", "o.npy", "--model", "model", "--level", "2"), 1, "level must be positive and below 1"),
         (("noisy.npy", "o.npy", "--model", "model", "--noise", "snow"), 2, "--noise"),
         (("noisy.npy", "o.npy", "--model", "model", "--stride", "9"), 1, "stride must be"),
@@ -162,7 +162,7 @@ def test_scratches_are_filled(command, capfd):
 
 def test_repair_says_what_has_replaced_its_option_mask(capfd):
     assert cli.main(["repair", "photo.png", "whole.png", "--mask", "mask.png"]) == 2
-    assert "mark the pixels to fill in with --damage mask.png" in capfd.readouterr().err
+    assert "use --damage mask.png to mark the pixels to fill in" in capfd.readouterr().err
     assert cli.main(["repair", "--help"]) == 0
     assert "--mask" not in capfd.readouterr().out
 

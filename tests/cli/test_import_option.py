@@ -63,4 +63,4 @@ def test_a_module_that_cannot_be_imported_is_an_error_of_one_line(place, capsys,
     assert cli.main(["--import", module, "info", "digits"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
-    assert f"'--import': cannot import '{module}': {reason}" in line
+    assert f"'--import': cannot import '{module}' ({reason}" in line

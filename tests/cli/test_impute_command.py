@@ -78,7 +78,7 @@ def test_what_was_made_of_columns_is_said(place, capsys):
     (place / "mixed.csv").write_text("\n".join(["a,code,empty,text", *lines]))
     assert main(["impute", "mixed.csv:-a", "filled.csv", "--quiet"]) == 0
     shown, notes = capsys.readouterr()
-    assert "columns ['text'] are left out of the model" in notes
+    assert "columns ['text'] are excluded from the model" in notes
     assert "columns dropped because no entry is known: empty\n" in shown
     assert "treated as numeric (see --categorical): code\n" in shown
     filled = (place / "filled.csv").read_text().splitlines()
@@ -109,7 +109,10 @@ def test_dates_are_numbers_and_come_back_in_their_format(place, capsys):
         ),
         (["table.csv", "filled.npy"], "column 'color' has type str, which is not numeric"),
         (["holes.npy", "holes.npy"], "holes.npy already exists; use --force to replace it"),
-        (["table.csv", "a.csv", "--categorical", "size,hue"], "table.csv has no column 'hue', only ['size',"),
+        (
+            ["table.csv", "a.csv", "--categorical", "size,hue"],
+            "names the column 'hue', but table.csv has only ['size',",
+        ),
         (
             ["holes.npy", "a.npy", "--categorical", "a"],
             "--categorical requires a table as INPUT and a .csv file as OUT, got a.npy",
@@ -117,9 +120,9 @@ def test_dates_are_numbers_and_come_back_in_their_format(place, capsys):
         (["nowhere.npy", "a.npy"], "nowhere.npy: no such file"),
         (
             ["holes.npy", "a.npy", "--model", "m", "--epochs", "3"],
-            "--model cannot be combined with --epochs: the model in m is already trained",
+            "--model cannot be combined with --epochs because the model in m is already trained",
         ),
-        (["holes.npy", "a.npy", "-n", "50:60"], "-n selects no samples: holes.npy has 40"),
+        (["holes.npy", "a.npy", "-n", "50:60"], "-n selects none of the 40 samples in holes.npy"),
         (["holes.npy", "a.npy", "--sample-axes", "2", "--quiet"], "sample_axes must be at most 1"),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_contact_sheet_has_a_hundred_tiles_unless_more_are_requested(mvrbm, pl
     code, _, err = mvrbm(f"{command} out.png")
     assert (code, err) == (
         0,
-        "note: out.png shows the first 100 of 120 samples: use -n to select other or more samples\n",
+        "note: out.png shows the first 100 of 120 samples; use -n to select other or more samples\n",
     )
     assert read_array("out.png").shape == (1, 6 * (10 * 4 - 1), 6 * (10 * 5 - 1))
     code, _, err = mvrbm(f"{command} more.png -n 120")

@@ -117,4 +117,4 @@ def test_text_columns_of_a_table_are_categories(capsys):
     assert main(["outliers", "table.csv", "some.npy", *with_model, "-n", "5:9"]) == 0
     np.testing.assert_allclose(np.load("some.npy"), np.load("scores.npy")[5:9], atol=1e-6)
     assert main(["outliers", "table.csv", "o.npy", *with_model, "--maps", "maps.png"]) == 1
-    assert "table.csv has text columns and cannot be shown as images: use a .npy file" in capsys.readouterr().err
+    assert "must be a .npy file because table.csv has text columns" in capsys.readouterr().err

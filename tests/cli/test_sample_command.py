@@ -65,7 +65,7 @@ def test_what_was_done_is_reported(mvrbm):
     code, out, err = mvrbm("sample plain d.png -n 4 --steps 3")
     assert (code, out) == (0, "d.png: 4x4x6 float32, means, 3 Gibbs steps from noise\n")
     assert err.splitlines() == [
-        "note: the model was trained with CD(steps=1): training with recipe='generative' gives better samples"
+        "note: the model was trained with CD(steps=1); training with recipe='generative' gives better samples"
     ]
 
 
@@ -92,7 +92,11 @@ def test_samples_of_a_class(mvrbm, labels):
 # the command; exit code; what the line says
 MISTAKES = [
     ("sample named o.npy --label third", 1, r"label must be one of \['even', 'odd'\], got 'third'"),
-    ("sample chains o.npy --label odd", 1, "--label odd: chains has no labels; train a model with --labels"),
+    (
+        "sample chains o.npy --label odd",
+        1,
+        "--label odd requires a model trained with --labels, but chains has no labels",
+    ),
     ("sample plain o.npy --start chains", 1, "has no chains to start from"),
     ("sample plain o.npy --start data", 2, "'data' is not one of 'chains', 'noise'"),
     ("sample chains o.npy --start noise --data data.npy", 2, "--data cannot be combined with --start"),

@@ -175,7 +175,7 @@ MISTAKES = [
     ("images smaller than a patch", small_images, TRAIN, 1, "at least one image must be as large as a patch"),
     ("nothing but flat images", flat_images, TRAIN, 1, "flat"),
     ("a hidden layer of three modes", None, TRAIN.replace("3x3", "3x3x3"), 2, "3x3x3 has 3 axes, but 2 are required"),
-    ("a model is there", None, TRAIN.replace("new", "models/x2"), 1, "models/x2 exists: use --force"),
+    ("a model is there", None, TRAIN.replace("new", "models/x2"), 1, "models/x2 already exists; use --force"),
     ("a scale of 5 to learn", None, TRAIN + " --scale 5", 2, "'--scale': '5' is not one of '2', '3', '4'"),
 ]
 

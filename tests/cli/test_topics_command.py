@@ -95,7 +95,7 @@ ERRORS = [
     ("empty", [], "empty contains no documents"),
     ("short.txt", [], "short.txt has no word of three or more letters"),
     ("negative.feat", [], "Negative values in data"),
-    ("pets.txt", ["--save", "pets"], "pets contains files that are not part of a model: choose another folder"),
+    ("pets.txt", ["--save", "pets"], "pets contains files that are not part of a model; choose another folder"),
 ]
 
 

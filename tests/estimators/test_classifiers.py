@@ -60,12 +60,12 @@ def test_unlabeled_data_and_a_fitted_stack_are_where_it_starts(digits, labels):
         MVRBMClassifier((6, 5), **settings).fit(digits, labels, stack=stack)
     with pytest.raises(ValueError, match="samples in unlabeled must have the same shape"):
         make().fit(digits[:90], labels[:90], unlabeled=digits[:, :7])
-    with pytest.raises(ValueError, match="unlabeled would have no effect"):
+    with pytest.raises(ValueError, match="unlabeled has no effect"):
         MVRBMClassifier((6, 6), perturbation=0).fit(digits, labels, unlabeled=digits)
 
 
 def test_a_loss_that_is_not_finite_ends_training(digits, labels):
-    with pytest.raises(DivergenceError, match="Lower learning_rate"):
+    with pytest.raises(DivergenceError, match="use a learning_rate below"):
         MVRBMClassifier((6, 6), learning_rate=1e30, n_epochs=5, random_state=0).fit(digits, labels)
 
 
@@ -268,7 +268,7 @@ def test_mistakes_are_named(settings, message, digits, labels):
 
 
 def test_data_and_labels_are_checked(digits, labels):
-    with pytest.raises(ValueError, match="at least two classes, got only one class"):
+    with pytest.raises(ValueError, match="at least two classes, got only"):
         MVRBMClassifier((3, 3)).fit(digits, np.ones(600))
     model = MVRBMClassifier((3, 3), n_epochs=1).fit(digits, labels)
     with pytest.raises(ValueError, match=r"samples must have shape \(8, 8\), got \(7, 8\)"):

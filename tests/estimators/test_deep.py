@@ -230,12 +230,15 @@ def test_it_is_a_step_of_a_pipeline(digits):
 
 
 MISTAKES = [
-    ({"layers": ()}, "layers must be a nonempty sequence of layers"),
-    ({"layers": 5}, "layers must be a nonempty sequence of layers"),
+    ({"layers": ()}, "layers must be a nonempty sequence"),
+    ({"layers": 5}, "layers must be a nonempty sequence"),
     ({"layers": ((4, 4), 3)}, "layer 1: Kronecker couplings require the same number of hidden"),
     ({"layers": (Layer((4, 4), 3),)}, "coupling of layer 0 must be a coupling such as Dense"),
     ({"layers": (Layer((4, 4), hidden="logistic"),)}, "hidden units of layer 0 must be one of"),
-    ({"layers": (Layer((4, 4), hidden="categorical"), (4, 4))}, "a machine cannot be stacked on categorical units"),
+    (
+        {"layers": (Layer((4, 4), hidden="categorical"), (4, 4))},
+        "layer 1 cannot be stacked on a layer of categorical units",
+    ),
     ({"feed": "noise"}, "feed must be one of"),
     ({"backend": "fast"}, "backend must be"),
     ({"visible": "categorial"}, "visible must be one of"),
@@ -256,13 +259,13 @@ def test_what_stacks_do_not_do_is_refused(stack, digits):
         lambda: stack.partial_fit(X, mask=X > 0),
         lambda: stack.sample(5, init=X, mask=X > 0),
     ):
-        with pytest.raises(ValueError, match=r"^mask must be None|^X must not have unknown entries"):
+        with pytest.raises(ValueError, match=r"^mask must be None|^X must not contain unknown entries"):
             call()
     with pytest.raises(ValueError, match=r"layer must be in the range -3 to 2, got 3"):
         stack.transform(X, layer=3)
     with pytest.raises(ValueError, match="hidden values"):
         stack.inverse_transform(np.zeros((2, 5)))
-    with pytest.raises(ValueError, match=r"which must contain indices from 0 to 6"):
+    with pytest.raises(ValueError, match=r"indices in 'which' must be from 0 to 6"):
         stack.components([7])
 
 

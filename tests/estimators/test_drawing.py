@@ -117,11 +117,11 @@ def test_several_labels_are_given_by_name(digits, labels):
     drawn = model.sample(2, label={"odd": "even", "digit": [2, 4]}, steps=2)
     assert (drawn["odd"].tolist(), drawn["digit"].tolist()) == (["even", "even"], [2, 4])
     assert set(model.sample(5, label={"odd": "odd"}, steps=2)["odd"]) == {"odd"}
-    with pytest.raises(ValueError, match="label must be a dict with some of the label modalities"):
+    with pytest.raises(ValueError, match="label must be a dict whose keys are one or more of"):
         model.sample(2, label=7)
     with pytest.raises(ValueError, match="cannot be combined"):
         model.sample(2, label={"odd": "odd"}, init=data)
-    with pytest.raises(ValueError, match="label must be a dict with some of the label modalities"):
+    with pytest.raises(ValueError, match="label must be a dict whose keys are one or more of"):
         MMVRBM((4, 4), n_epochs=1).fit({"image": digits}).sample(label=7)
 
 
@@ -239,7 +239,7 @@ def test_other_recipes_warn_once(settings, reason, digits, tmp_path):
 
 def test_classifiers_warn_of_their_mode(digits, labels):
     model = ClassificationMVRBM((3, 3), n_epochs=1, random_state=0).fit(digits, labels)
-    with pytest.warns(RecipeWarning, match="mode='discriminative': training with mode='generative' and recipe="):
+    with pytest.warns(RecipeWarning, match="mode='discriminative'; training with mode='generative' and recipe="):
         model.sample(1, steps=1)
     model = ClassificationMVRBM((3, 3), n_epochs=1, random_state=0, mode="generative", recipe="default")
     with pytest.warns(RecipeWarning, match="CD"):

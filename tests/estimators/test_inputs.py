@@ -212,7 +212,7 @@ def test_a_loader_stands_for_its_dataset(estimator, digits):
     other = getattr(clone(estimator).fit(DataLoader(dataset, batch_size=7, shuffle=True)), method)(DataLoader(dataset))
     np.testing.assert_allclose(one, other, rtol=1e-5)
     for loader in (DataLoader(Stream()), DataLoader(dataset, collate_fn=lambda items: items)):
-        with pytest.raises(ValueError, match=r"X must not be a DataLoader with its own sampler.*Trainer"):
+        with pytest.raises(ValueError, match=r"X must not be a DataLoader with a custom sampler.*Trainer"):
             clone(estimator).fit(loader)
 
 
@@ -221,12 +221,12 @@ def test_a_loader_stands_for_its_dataset(estimator, digits):
     ("data", "message"),
     [
         ({"a": np.ones((3, 2))}, "X must be an array of samples, got a dict"),
-        ("data.npy", "X must be an array of samples, got a str: read the file first"),
+        ("data.npy", "X must be an array of samples, got a str; read the file first"),
         (None, "X must be an array of samples, got None"),
         (({1, 2}), "X must be an array of samples, got a set"),
         ([[1.0, 2.0], [3.0]], "all samples in X must have the same shape"),
-        (np.array(["2020-01-01"], dtype="M8[D]")[:, None], "X must contain numbers, got an array of type datetime64"),
-        (np.array([["a", "b"]]), "X must contain numbers, got an array of type <U1"),
+        (np.array(["2020-01-01"], dtype="M8[D]")[:, None], "X must contain numbers, got an array of dtype datetime64"),
+        (np.array([["a", "b"]]), "X must contain numbers, got an array of dtype <U1"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -308,23 +308,23 @@ REFUSED = [
         lambda: MVRBM(n_epochs=1).fit(IMAGES).inverse_transform(np.ones((2, 12))),
         "hidden values must have shape",
     ),
-    ("mask in which nothing is known", lambda: MVRBM(n_epochs=1).fit(IMAGES, mask=IMAGES > 9), "no entry is known"),
+    ("mask in which nothing is known", lambda: MVRBM(n_epochs=1).fit(IMAGES, mask=IMAGES > 9), "no entries are known"),
     (
         "mask in which nothing is known of a modality",
         lambda: MMVRBM(n_epochs=1).fit({"a": IMAGES, "b": IMAGES}, mask={"a": IMAGES > 9}),
-        "no entry is known",
+        "no entries are known",
     ),
     (
         "nothing known to fill in from",
         lambda: MVRBM(n_epochs=1).fit(IMAGES).inpaint(IMAGES, np.zeros((6, 4), bool)),
-        "no entry is known",
+        "no entries are known",
     ),
     (
         "infinite",
         lambda: MVRBM().fit(np.where(np.eye(6, 4) > 0, np.inf, IMAGES)),
         r"NaN or infinite values \(40 of 240\).*mask",
     ),
-    ("only NaN", lambda: MVRBM().fit(IMAGES * np.nan), "no entry is known"),
+    ("only NaN", lambda: MVRBM().fit(IMAGES * np.nan), "no entries are known"),
     ("NaN for a classifier", lambda: MVRBMClassifier().fit(IMAGES * np.nan, np.arange(10) % 2), "X contains NaN"),
     ("a stream", lambda: MVRBM().fit(Stream()), "must be a map-style dataset.*got an IterableDataset"),
     ("items of several shapes", lambda: MVRBM().fit(Ragged()), r"dataset item 1 has shape \(3, 2\), but item 0"),
@@ -343,7 +343,7 @@ REFUSED = [
     ("unknown device", lambda: MVRBM(device="gpu").fit(IMAGES), "device must be 'auto', 'cpu', 'cuda'"),
     ("a list for MMVRBM", lambda: MMVRBM().fit([IMAGES]), "a dict or tuple"),
     ("modality beyond [0, 1]", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES + 1}), "layer 'b'.*Gaussian units"),
-    ("unequal modalities", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES[:3]}), "same, nonzero number of samples"),
+    ("unequal modalities", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES[:3]}), "same nonzero number of samples"),
 ]
 
 

@@ -363,7 +363,7 @@ def test_warm_start_with_other_settings(digits):
     assert fitted.trainer_ is not trainer
     assert fitted.trainer_.recipe.negative == PCD(100)
     assert 0 < np.abs(fitted.components_ - before).max() < 0.2
-    with pytest.raises(ValueError, match="training cannot continue: the parameters describe a different model"):
+    with pytest.raises(ValueError, match="training cannot continue because the parameters describe a different model"):
         fitted.set_params(rank=2).fit(digits)
     with pytest.raises(ValueError, match=r"samples must have shape \(8, 8\)"):
         fitted.set_params(rank=1).fit(digits[:, :7])

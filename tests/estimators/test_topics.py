@@ -142,7 +142,9 @@ def test_training_continues():
     model.fit(documents()).partial_fit(documents()).partial_fit(documents())
     assert model.n_epochs_ == 6
     assert not np.array_equal(model.components_, before)
-    with pytest.raises(ValueError, match="training cannot continue: the model has 3 topics, but n_components is 4"):
+    with pytest.raises(
+        ValueError, match="training cannot continue because the model has 3 topics, but n_components is 4"
+    ):
         model.set_params(n_components=4).fit(documents())
 
 

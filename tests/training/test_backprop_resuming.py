@@ -76,7 +76,7 @@ def test_another_descent_is_resumed_only_with_ignore_mismatch(tmp_path):
         shallow(1 - X, checkpoints=tmp_path)
     with pytest.raises(StorageError, match=r"random_state is 1, was 0"):
         shallow(settings={**SETTINGS, "random_state": 1}, checkpoints=tmp_path)
-    with pytest.warns(UserWarning, match="resumed anyway"):
+    with pytest.warns(UserWarning, match="resumes anyway"):
         shallow(1 - X, checkpoints=tmp_path, ignore_mismatch=True)
 
 

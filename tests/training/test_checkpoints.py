@@ -360,7 +360,7 @@ def test_a_new_run_does_not_write_into_the_folder_of_another(tmp_path):
     trained(tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(
-        ValueError, match="contains checkpoints from an earlier training run: resume that run, or choose another"
+        ValueError, match="contains checkpoints from an earlier training run; resume that run or choose another"
     ):
         trained(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
@@ -415,7 +415,7 @@ OTHERS = [
         "another optimizer",
         None,
         {"optimizer": EVERY_OPTIMIZER["Adam"]},
-        "does not match this trainer: its optimizer is recipe",
+        "does not match this trainer: the stored optimizer is recipe",
     ),
 ]
 
@@ -516,20 +516,24 @@ DAMAGE = [
     ("no trainer.json", lambda p: (p / "trainer.json").unlink(), "trainer.json: no such file"),
     ("no tensors", lambda p: (p / "trainer.safetensors").unlink(), "trainer.safetensors: no such file"),
     ("not JSON", lambda p: (p / "trainer.json").write_text("{"), "not valid JSON"),
-    ("empty JSON", lambda p: (p / "trainer.json").write_text("{}"), "trainer.json.* is damaged"),
-    ("cut tensors", lambda p: os.truncate(p / "trainer.safetensors", 40), "damaged or not a safetensors file"),
+    ("empty JSON", lambda p: (p / "trainer.json").write_text("{}"), "trainer.json.* is corrupted"),
+    ("cut tensors", lambda p: os.truncate(p / "trainer.safetensors", 40), "corrupted or is not a safetensors file"),
     ("cut model", lambda p: os.truncate(p / "model.safetensors", 40), "model.safetensors"),
     ("no config", lambda p: (p / "config.json").unlink(), "config.json: no such file"),
-    ("no position", lambda p: damage_json(p / "trainer.json", lambda c: c.pop("batch")), "damaged: 'batch' is missing"),
+    (
+        "no position",
+        lambda p: damage_json(p / "trainer.json", lambda c: c.pop("batch")),
+        "corrupted: 'batch' is missing",
+    ),
     (
         "no optimizer",
         lambda p: damage_json(p / "trainer.json", lambda c: c.pop("optimizer")),
-        "damaged: 'optimizer' is missing",
+        "corrupted: 'optimizer' is missing",
     ),
     (
         "optimizer of another kind",
         lambda p: damage_json(p / "trainer.json", lambda c: c.update(optimizer=[])),
-        "damaged: optimizer must be dict",
+        "corrupted: optimizer must be dict",
     ),
 ]
 
@@ -538,7 +542,7 @@ def counter(name, value):
     return (
         f"{name} {value!r:.20}",
         lambda p: damage_json(p / "trainer.json", lambda c: c.update({name: value})),
-        f"trainer.json is damaged: .*{name}",
+        f"trainer.json is corrupted: .*{name}",
     )
 
 

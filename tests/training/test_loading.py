@@ -92,7 +92,7 @@ def test_initialize_does_not_undo_what_was_loaded(checkpoints):
 def test_a_checkpoint_with_a_scheduler_needs_the_trainer_that_made_it(tmp_path):
     trainer = build(scheduler=lambda optimizer: lr_scheduler.StepLR(optimizer, 1, 0.5))
     trainer.fit(bits(), 1, initialize=True).save(tmp_path)
-    expected = "was saved with a scheduler: create the same Trainer and call its resume method"
+    expected = "was saved with a scheduler; create the same Trainer and call its resume method"
     with pytest.raises(StorageError, match=expected):
         load(tmp_path)
 
@@ -100,5 +100,5 @@ def test_a_checkpoint_with_a_scheduler_needs_the_trainer_that_made_it(tmp_path):
 def test_a_checkpoint_with_an_optimizer_needs_the_trainer_that_made_it(tmp_path):
     trainer = build(optimizer=lambda groups: torch.optim.Adam(groups, lr=0.01))
     trainer.fit(bits(), 1, initialize=True).save(tmp_path)
-    with pytest.raises(StorageError, match="its optimizer is Adam, but no optimizer was given"):
+    with pytest.raises(StorageError, match="the stored optimizer is Adam, but no optimizer was given"):
         load(tmp_path, device="cpu").fit(bits(), 2)

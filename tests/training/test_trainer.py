@@ -241,7 +241,7 @@ def test_plateau_scheduler_follows_the_monitor():
     )
     trainer.fit(x, 6, initialize=True)
     np.testing.assert_allclose(rates.rates, [0.1, 0.1, 0.1, 0.01, 0.001, 0.001], rtol=1e-9)
-    with pytest.raises(ValueError, match="requires the metric 'reconstruction_error': add a Monitor"):
+    with pytest.raises(ValueError, match="requires the metric 'reconstruction_error'; add a Monitor"):
         Trainer(mvrbm((2, 2), (2, 2)), scheduler=plateau).fit(x, 2, initialize=True)
 
 
@@ -852,7 +852,7 @@ def test_updates_before_the_run_has_begun_are_an_error():
     trainer = Trainer(machine, Recipe(batch_size=4, bias_learning_rate=None))
     x = RandomSource(1).uniform((4, 3, 3), torch.empty(0)).round()
     batch = next(iter(as_source(x, machine).batches(4, RandomSource(0))))
-    with pytest.raises(ValueError, match="has not begun: call fit or prepare"):
+    with pytest.raises(ValueError, match="has not started; call fit or prepare"):
         trainer.train_on(batch)
     assert trainer.update == 0
     trainer.prepare(x)

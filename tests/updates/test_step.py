@@ -228,7 +228,7 @@ def test_callbacks_that_follow_metrics_need_a_monitor(tmp_path, build):
         pytest.importorskip("tensorboard")
     callback = build(tmp_path)
     trainer = Trainer(small_machine(), callbacks=[callback])
-    with pytest.raises(ValueError, match=f"{type(callback).__name__} requires logged metrics: add a Monitor callback"):
+    with pytest.raises(ValueError, match=f"{type(callback).__name__} requires logged metrics; add a Monitor callback"):
         trainer.fit(bits(), 1, initialize=True)
     assert trainer.update == 0
 

@@ -473,7 +473,7 @@ def test_folders_of_other_models_raise_one_line(tmp_path):
         config = json.loads((damaged / "config.json").read_text())
         config["estimator"]["params"] |= change
         (damaged / "config.json").write_text(json.dumps(config))
-        assert "the estimator's description is damaged" in message_of(damaged)
+        assert f"the estimator's description in {damaged} is corrupted" in message_of(damaged)
     layers = {name: Gaussian((6, 6)) for name in LAYERS}
     dense = a_model(3, 6)
     dense.stages_ = StageSequence(

@@ -1,4 +1,4 @@
-"""The ``mvrbm`` command: the table of subcommands and the entry point `main`.
+"""Entry point and subcommands of the ``mvrbm`` command.
 
 Each module contains one group of commands. A command parses its arguments, makes one library call and prints the
 result. Results go to standard output; progress and errors go to standard error. Commands import the library when they
@@ -91,7 +91,7 @@ def _import_module(name: str) -> None:
     try:
         importlib.import_module(name)
     except Exception as error:
-        reason = f"cannot import '{name}': {type(error).__name__}: {error}"
+        reason = f"cannot import '{name}' ({type(error).__name__}: {error})"
         raise typer.BadParameter(reason, param_hint="'--import'") from error
 
 
@@ -137,7 +137,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def _handle(error: Exception) -> int:
     """Print a one-line error message and return the exit code.
 
-    Unexpected errors are raised again. If ``MVRBM_DEBUG=1`` is set, all errors are.
+    Unexpected errors are reraised, as are all errors if ``MVRBM_DEBUG=1`` is set.
     """
     if os.environ.get("MVRBM_DEBUG") == "1":
         raise error

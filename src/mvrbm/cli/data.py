@@ -29,7 +29,8 @@ def where(name: SetName, data_dir: DataDir = None, as_json: AsJson = False) -> N
     place = datasets.where(name, data_dir)
     if place is None:
         raise datasets.DatasetError(
-            f"'{name}' is not on this machine: run 'mvrbm data fetch {name}', or set MVRBM_DATA to a folder with a copy"
+            f"'{name}' is not on this machine; run 'mvrbm data fetch {name}', or set MVRBM_DATA to a folder that "
+            "contains it"
         )
     show({"name": name, "path": str(place)}, as_json, str(place))
 

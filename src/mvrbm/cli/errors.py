@@ -1,4 +1,4 @@
-"""Convert errors to exit codes, and to one-line messages on standard error."""
+"""Convert errors to exit codes and one-line messages on standard error."""
 
 import re
 import sys
@@ -62,16 +62,16 @@ def _describe_failure(error: Exception) -> str | None:
     if isinstance(error, MVRBMError):
         return _with_options(text)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in text:
-        return "out of memory: use a smaller model, batch or input"
+        return "out of memory; use a smaller model, batch or input"
     if isinstance(error, RuntimeError) and any(word in text.lower() for word in ("gloo", "nccl")):
-        return "another process of this training run failed or is not responding: see its error message"
+        return "another process of this training run failed or is not responding; see its error message"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return text if isinstance(error, (ValueError, OSError)) else None
 
 
 def _with_options(text: str) -> str:
-    """Replace the arguments that a message of the library recommends with the options that set them."""
+    """Replace the arguments recommended in a library message with the corresponding command-line options."""
     for argument, option in _OPTIONS.items():
         text = re.sub(rf"(?<![\w.]){argument}(?!\w)", option, text)
     return text

@@ -34,7 +34,7 @@ _LEVEL_HELP = (
     "Noise level: the fraction of corrupted pixels for salt-and-pepper noise, or the standard deviation for Gaussian "
     "noise, where white is 1. Default: estimated from the images."
 )
-_METHOD_HELP = "Inference method. Only for a --model that is not a photo denoiser. Default: mean-field."
+_METHOD_HELP = "Inference method. Only for models other than photo denoisers. Default: mean-field."
 _ROUNDS_HELP = "Number of mean-field iterations. Default: 5."
 _STEPS_HELP = "Number of Gibbs steps to average over. Default: 100."
 _BURN_IN_HELP = "Number of Gibbs steps before averaging. Default: 20."
@@ -150,7 +150,7 @@ def denoise(
 def _check_level(level: float | None) -> None:
     """Raise ValueError if the noise level is 0."""
     if level == 0:
-        raise ValueError("--level must be greater than 0, got 0: omit it to estimate the noise level")
+        raise ValueError("--level must be greater than 0; omit it to estimate the noise level")
 
 
 def _denoise_photograph(
@@ -188,7 +188,7 @@ def _denoise_with(
     if level is None and model.kind == "jpeg":
         quality = _jpeg_quality(Path(source))
         if quality is None:
-            raise ValueError(f"{source} is not a JPEG file: --level is required")
+            raise ValueError(f"--level is required because {source} is not a JPEG file")
         level = jpeg_level(quality)
     with _bar("denoise") as progress:
         clean = model.denoise(picture.pixels, level=level or None, progress=progress)
@@ -196,7 +196,7 @@ def _denoise_with(
 
 
 def _read_photograph(source: str, out: Path, force: bool) -> "Picture":
-    """Read a photograph from an image file or a .npy file, and validate the output path."""
+    """Read a photograph from an image file or a .npy file and validate the output path."""
     from mvrbm.io.arrays import read_array
     from mvrbm.io.atomic import check_output
     from mvrbm.io.pictures import FORMATS, Picture, check_format, read_picture
@@ -207,8 +207,10 @@ def _read_photograph(source: str, out: Path, force: bool) -> "Picture":
     if opt.is_array(Path(source)):
         pixels = read_array(source).copy()  # PyTorch warns about read-only arrays
         if pixels.ndim != 2 and (pixels.ndim != 3 or pixels.shape[2] not in (3, 4)):
-            wanted = "a photograph must have shape (H, W), (H, W, 3) or (H, W, 4)"
-            raise ValueError(f"{source} has shape {pixels.shape}: {wanted}. Use --model to denoise several images")
+            raise ValueError(
+                f"a photograph must have shape (H, W), (H, W, 3) or (H, W, 4), but {source} has shape {pixels.shape}; "
+                "use --model to denoise several images"
+            )
         pixels = check_image(pixels, unit_range=True)
         picture = Picture(pixels if to_array or pixels.dtype.kind == "u" else to_dtype(pixels, "uint8"))
     else:
@@ -289,7 +291,7 @@ def denoise_train(
 
 def _reject_mask(value: str | None) -> None:
     if value is not None:
-        reason = f"marks known entries in other commands: mark the pixels to fill in with --damage {value}"
+        reason = f"it marks known entries in other commands; use --damage {value} to mark the pixels to fill in"
         raise typer.BadParameter(reason)
 
 
@@ -302,7 +304,7 @@ def repair(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Fill in scratches or text on a photograph."""
+    """Remove scratches or text from a photograph."""
     import numpy as np
 
     from mvrbm.io.atomic import check_output
@@ -325,7 +327,7 @@ def repair(
 
 @contextlib.contextmanager
 def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar, and yield a function to call with the number of finished parts and the total number."""
+    """Show a progress bar and yield a function to call with the number of finished parts and the total number."""
     from tqdm import tqdm
 
     with tqdm(desc=name, unit="part", file=sys.stderr, disable=None, leave=False, delay=0.5) as bar:
@@ -355,7 +357,7 @@ def superres(
 ) -> None:
     """Enlarge a gray or color image with 8 or 16 bits per channel, with or without transparency.
 
-    The command first estimates and removes noise and JPEG artifacts. It applies the EXIF orientation, and keeps the ICC
+    The command first estimates and removes noise and JPEG artifacts. It applies the EXIF orientation and keeps the ICC
     profile and the EXIF data.
     """
     if model_folder is None:

@@ -109,13 +109,13 @@ def _read(source: str, data_dir: Path | None, is_table: bool, categorical: str |
     names = [] if categorical is None else categorical.split(",")
     unknown = [name for name in names if name not in frame.columns]
     if unknown:
-        raise ValueError(f"--categorical: {source} has no column '{unknown[0]}', only {list(frame.columns)}")
+        raise ValueError(f"--categorical names the column '{unknown[0]}', but {source} has only {list(frame.columns)}")
     # pandas reads whole numbers as floats if some are missing.
     return frame.assign(**{name: frame[name].convert_dtypes().astype("category") for name in names})
 
 
 def _write_table(out: Path, imputer: Any, table: Any, as_json: bool, details: dict[str, Any], words: str) -> None:
-    """Fill in a table, write it to a .csv file, and report how the columns were treated."""
+    """Fill in a table, write it to a .csv file, and report how each column was treated."""
     from mvrbm.io.atomic import replace_file
 
     imputer.set_output(transform="pandas")

@@ -131,7 +131,7 @@ def sample(
     model = opt.load_model(model_folder, device, "sample", seed)
     labeled = hasattr(model, "classes_")
     if label is not None and not labeled:
-        raise ValueError(f"--label {label}: {model_folder} has no labels; train a model with --labels")
+        raise ValueError(f"--label {label} requires a model trained with --labels, but {model_folder} has no labels")
     if data is not None and labeled:
         raise ValueError(f"--data {data} is not supported for {model_folder}, which is a model with labels")
     init, origin = _initial_states(model, n, start, data, data_dir)
@@ -182,7 +182,7 @@ def inpaint(
     given = opt.given_options(mask=mask, hide=hide, missing_nan=missing_nan or None)
     if len(given) != 1:
         got = " and ".join(given) or "none of them"
-        raise UsageError(f"specify missing entries with one of --mask, --hide and --missing-nan, got {got}")
+        raise UsageError(f"specify missing entries with exactly one of --mask, --hide and --missing-nan, got {got}")
     opt.check_out(out, force)
     opt.check_columns(columns, out)
     from mvrbm.io.arrays import read_samples
@@ -208,12 +208,12 @@ def _read_mask(path: Path, shape: tuple[int, ...], n: int, rows: slice | None) -
 
 
 def _known_entries(samples: Any, shape: tuple[int, ...], hide: Half | None, source: str) -> "NDArray[Any]":
-    """Return a mask of the known entries: all entries outside the half `hide`, or all non-NaN entries if it is None."""
+    """Return a mask of the known entries: those outside the half `hide`, or all non-NaN entries if `hide` is None."""
     from mvrbm.io.arrays import half_mask, known_entries
 
     if hide is not None:
         return half_mask(shape, hide)
     known = known_entries(samples, nan_is_missing=True)
     if known is None:
-        raise ValueError(f"--missing-nan: {source} contains no NaN, so there is nothing to fill in")
+        raise ValueError(f"--missing-nan requires missing entries, but {source} contains no NaN")
     return known

@@ -52,10 +52,12 @@ def parse_shape(value: str | Shape) -> Shape:
     """Parse a shape such as ``25x25``."""
     text = str(value)
     if not re.fullmatch(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", text):
-        raise typer.BadParameter(f"{text!r} is not a valid shape, such as 25x25")
+        raise typer.BadParameter(f"expected a shape such as 25x25, got {text!r}")
     shape = Shape(int(size) for size in text.split("x"))
     if math.prod(shape) > _MAX_ENTRIES:
-        raise typer.BadParameter(f"{text} has {math.prod(shape):,} entries, more than the limit of {_MAX_ENTRIES:,}")
+        raise typer.BadParameter(
+            f"{text} has {math.prod(shape):,} entries, which exceeds the limit of {_MAX_ENTRIES:,}"
+        )
     return shape
 
 
@@ -67,7 +69,7 @@ def parse_rows(value: str | slice) -> slice:
         raise typer.BadParameter(f"{value!r} is neither a number of samples, such as 100, nor a slice, such as 100:200")
     parts = [int(part) if part else None for part in value.split(":")]
     if len(parts) == 3 and parts[2] == 0:
-        raise typer.BadParameter(f"{value!r} has a step of 0")
+        raise typer.BadParameter(f"the step of {value!r} must not be 0")
     return slice(*parts)
 
 
@@ -92,7 +94,7 @@ _INPUT_HELP = (
 _ROWS_HELP = "Use only these samples: 100 (the first 100), 100:200 or ::10."
 _MODEL_HELP = "Folder of a saved model, or the name of a model that comes with mvrbm (digits, labeled-digits)."
 _OUT_IMAGES_HELP = "A .npy file, or an image file (such as .png) for a contact sheet."
-_COLUMNS_HELP = "Number of columns of a contact sheet."
+_COLUMNS_HELP = "Number of columns in the contact sheet."
 RECIPE_HELP = "Training recipe: default (for features), generative (for sampling) or paper."
 
 # Maximum number of samples on a contact sheet, unless --rows selects more.
@@ -142,14 +144,14 @@ def check_absent(reason: str, **settings: Any) -> None:
     `reason` follows the name of the option in the message, such as "has no effect without --model".
     """
     for option in given_options(**settings):
-        raise typer.BadParameter(f"{reason}: leave it out", param_hint=f"'{option}'")
+        raise typer.BadParameter(f"{reason}; omit it", param_hint=f"'{option}'")
 
 
 def check_conflicts(option: str, reason: str, **settings: Any) -> None:
     """Raise a usage error if `option` was given together with one of the options in `settings`."""
     given = given_options(**settings)
     if given:
-        raise UsageError(f"{option} cannot be combined with {' or '.join(given)}: {reason}")
+        raise UsageError(f"{option} cannot be combined with {' or '.join(given)} because {reason}")
 
 
 def check_not_training(model_folder: Path | None, **settings: Any) -> None:
@@ -167,7 +169,7 @@ def check_out(out: Path, force: bool, *, images: bool = True) -> None:
 
 
 def check_columns(columns: int | None, *outputs: Path | None) -> None:
-    """Raise a usage error if --columns was given although none of the outputs is an image."""
+    """Raise a usage error if --columns was given but none of the outputs is an image."""
     if all(out is None or out.suffix.lower() in (".npy", ".csv") for out in outputs):
         check_absent("has no effect without a contact sheet", columns=columns)
 
@@ -179,9 +181,9 @@ def check_model_out(out: Path, force: bool) -> None:
 
     occupied = check_folder(out).is_dir() and any(out.iterdir())
     if occupied and not is_replaceable(out):
-        raise ValueError(f"{out} contains files that are not part of a model: choose another folder")
+        raise ValueError(f"{out} contains files that are not part of a model; choose another folder")
     if occupied and not force:
-        raise ValueError(f"{out} exists: use --force to replace the model in it")
+        raise ValueError(f"{out} already exists; use --force to replace the model in it")
 
 
 # -- models -----------------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ _KIND_BY_METHOD = {"explain": "an outlier detector", "standard_deviation": "an i
 def load_model(folder: Path, device: str, method: str, seed: int | None = None) -> Any:
     """Load an estimator and set its random state to `seed`, if given.
 
-    Raises ValueError unless the estimator has `method` and takes one array per sample.
+    Raises ValueError unless the estimator has the given method and accepts one array per sample.
     """
     import mvrbm
 
@@ -204,8 +206,8 @@ def load_model(folder: Path, device: str, method: str, seed: int | None = None) 
         raise ValueError(f"{folder} contains a model of class {kind}, which {lacks}")
     if not hasattr(model, "visible_shape_"):
         raise ValueError(
-            f"{folder} contains a model of class {kind}, which takes more than one array per sample: "
-            "use the Python interface"
+            f"{folder} contains a model of class {kind}, which requires more than one array per sample; "
+            "use the Python interface instead"
         )
     if seed is not None:
         model.set_params(random_state=seed)
@@ -217,7 +219,7 @@ def trained_or_loaded(
 ) -> Any:
     """Load the estimator in `model_folder`, or train one with `train` if `model_folder` is None.
 
-    A loaded estimator must have `method`. A trained estimator is saved to the folder `save`, if given.
+    A loaded estimator must have the given method. A trained estimator is saved to the folder `save`, if given.
     """
     if model_folder is not None:
         return load_model(model_folder, device, method)
@@ -260,7 +262,7 @@ def tiles(rows: slice | None, out: Path, n: int) -> slice | None:
     """
     if rows is not None or is_array(out) or n <= MOST_TILES:
         return rows
-    note(f"{out} shows the first {MOST_TILES} of {n:,} samples: use -n to select other or more samples")
+    note(f"{out} shows the first {MOST_TILES} of {n:,} samples; use -n to select other or more samples")
     return slice(MOST_TILES)
 
 
@@ -270,7 +272,7 @@ def chosen(samples: Any, rows: slice | None, source: str) -> Any:
         return samples
     some = samples[rows]
     if not len(some):
-        raise ValueError(f"-n selects no samples: {source} has {len(samples):,}")
+        raise ValueError(f"-n selects none of the {len(samples):,} samples in {source}")
     return some
 
 
@@ -301,10 +303,10 @@ def write_samples(
     words: str = "",
     columns: int | None = None,
 ) -> None:
-    """Write samples to a .npy file or a contact sheet, and print their shape and dtype.
+    """Write samples to a .npy file or a contact sheet and print their shape and dtype.
 
-    `shape` is the shape of one sample. `details` is added to the JSON result, and `words` to the line of text.
-    `columns` is the number of columns of the contact sheet.
+    `shape` is the shape of one sample. `details` is added to the JSON result, and `words` is added to the line of text.
+    `columns` is the number of columns in the contact sheet.
     """
     from mvrbm.io.arrays import write_output
 

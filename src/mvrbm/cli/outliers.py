@@ -52,7 +52,7 @@ def outliers(
         opt.check_same_size(samples, training, source, train)
     categorical = _categorical_columns(samples)
     if categorical and maps is not None and not opt.is_array(maps):
-        raise ValueError(f"--maps {maps}: {source} has text columns and cannot be shown as images: use a .npy file")
+        raise ValueError(f"--maps {maps} must be a .npy file because {source} has text columns")
 
     def train_detector() -> Any:
         import mvrbm
@@ -87,7 +87,7 @@ def outliers(
 def _read(source: str, train: str | None, data_dir: Path | None, rows: slice | None) -> tuple[Any, Any]:
     """Read the samples to score and the samples to train on, which are the same if `train` is None.
 
-    Tables are data frames if one of them has text columns, which are categorical, and arrays otherwise.
+    Tables are read as data frames if any of them has text columns, which are categorical, or as arrays otherwise.
     """
     samples = _read_frame(source)
     training = None if train is None else _read_frame(train)

@@ -1,4 +1,4 @@
-"""Outputs and checkpoints of the commands that train: --out, --log, --checkpoints, --resume and --force."""
+"""Outputs and checkpoints of training commands (--out, --log, --checkpoints, --resume and --force)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mvrbm.cli.errors import UsageError
 _OUTPUTS = "outputs.json"
 
 _RESUME_HELP = "Resume from the newest checkpoint."
-_MISMATCH_HELP = "Resume although data or settings differ."
+_MISMATCH_HELP = "Resume even if the data or settings differ."
 
 Folder = Annotated[Path | None, opt.new("Folder for saving a checkpoint after each epoch.", "--checkpoints")]
 Resume = Annotated[bool, opt.new(_RESUME_HELP, "--resume")]
@@ -24,7 +24,7 @@ IgnoreMismatch = Annotated[bool, opt.new(_MISMATCH_HELP, "--ignore-mismatch")]
 
 @dataclass(frozen=True)
 class Resuming:
-    """How a training command treats the results of an earlier run."""
+    """Options that specify how a training command treats the results of an earlier run."""
 
     out: Path | None
     checkpoints: Path | None
@@ -54,7 +54,7 @@ class Resuming:
             for option, path in (("--log", self.log), ("--checkpoints", self.checkpoints)):
                 if path is not None and self.out.resolve() in (path.resolve(), *path.resolve().parents):
                     raise ValueError(
-                        f"{option} {path} is inside the model folder {self.out}: choose a path outside this folder"
+                        f"{option} {path} is inside the model folder {self.out}; choose a path outside this folder"
                     )
         if self.log is not None:
             check_output(self.log, self.force or str(self.log.resolve()) in own)
@@ -62,15 +62,15 @@ class Resuming:
             return False
         if not (self.resume or self.force):
             raise ValueError(
-                f"{self.checkpoints} contains checkpoints of an earlier run: use --resume to continue that run, or "
-                "--force to start again"
+                f"{self.checkpoints} contains checkpoints of an earlier run; use --resume to continue that run, or "
+                "--force to start over"
             )
         return self.resume
 
     def begin(self) -> None:
-        """Prepare the checkpoint folder: remove earlier checkpoints unless the run resumes, and record the outputs.
+        """Remove earlier checkpoints unless the run resumes, and record the outputs in the checkpoint folder.
 
-        Call this method after the data has been read, because the earlier checkpoints are lost.
+        Call this method after the data has been read, because it deletes earlier checkpoints.
         """
         from mvrbm.io.atomic import replace_file
         from mvrbm.training.checkpoints import remove_checkpoints, stored_checkpoints
@@ -80,7 +80,7 @@ class Resuming:
         if not self.resume:
             remove_checkpoints(self.checkpoints)
         elif not stored_checkpoints(self.checkpoints):
-            opt.note(f"{self.checkpoints} contains no checkpoints: training starts from the beginning")
+            opt.note(f"{self.checkpoints} contains no checkpoints, so training starts from the beginning")
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         outputs = [str(path.resolve()) for path in (self.out, self.log) if path is not None]
         with replace_file(self.checkpoints / _OUTPUTS) as file:

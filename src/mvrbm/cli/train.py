@@ -84,8 +84,8 @@ def train(
 ) -> None:
     """Train a model on samples and save it to a folder.
 
-        The recipe provides the defaults of the training options. Ctrl-C or SIGTERM stops training and saves the model.
-    With --checkpoints, the same command with --resume continues training.
+    The recipe provides the defaults for the training options. Ctrl-C or SIGTERM stops training and saves the model.
+    With --checkpoints, running the same command with --resume continues training.
     """
     layers: dict[str, Any] = {"rank": rank, "coupling": coupling, "visible": visible, "hidden_unit": hidden_unit}
     _check_layers(hidden, init, **layers)
@@ -100,7 +100,7 @@ def train(
             "sweep": sweep,
             "missing_nan": missing_nan or None,
         }
-        opt.check_conflicts("--labels", "not supported for models with labels", **unsupported)
+        opt.check_conflicts("--labels", "this is not supported for models with labels", **unsupported)
     if sweep is not None:
         reason = "each model in a sweep is trained from scratch on complete samples"
         opt.check_conflicts("--sweep", reason, init=init, log=log, missing_nan=missing_nan or None)
@@ -179,9 +179,11 @@ def _new_model(
 
     is_vector = len(hidden) == 1
     if rank is not None and coupling is not None:
-        raise UsageError(f"--rank {rank} cannot be combined with --coupling {coupling}: omit one of them")
+        raise UsageError(f"--rank {rank} cannot be combined with --coupling {coupling}; omit one of them")
     if rank is not None and is_vector:
-        raise UsageError(f"--rank {rank} has no effect with --hidden {hidden}: an RBM has dense weights, omit --rank")
+        raise UsageError(
+            f"--rank {rank} has no effect with --hidden {hidden} because an RBM has dense weights; omit it"
+        )
     parts: dict[str, Any] = {}
     if visible is not None:
         parts["visible"] = visible
@@ -215,7 +217,7 @@ def _read_samples(
         side = math.isqrt(entries)
         if len(hidden) > 2 or side * side != entries:
             raise ValueError(
-                f"--hidden {hidden} has {len(hidden)} axes, but samples have 1 ({entries} entries): pass --shape"
+                f"--hidden {hidden} has {len(hidden)} axes, but samples have 1 ({entries} entries); pass --shape"
             )
         shape = opt.Shape((side, side))
     if shape is None:
@@ -229,7 +231,7 @@ def _check_axes(hidden: opt.Shape, shape: tuple[int, ...]) -> None:
     """Raise ValueError if a hidden layer with several axes does not have as many axes as a sample."""
     if len(hidden) > 1 and len(hidden) != len(shape):
         raise ValueError(
-            f"--hidden {hidden} has {len(hidden)} axes, but samples have {len(shape)} ({opt.times(shape)}): "
+            f"--hidden {hidden} has {len(hidden)} axes, but samples have {len(shape)} ({opt.times(shape)}); "
             "pass --shape, or a hidden shape with the same number of axes"
         )
 
@@ -242,7 +244,7 @@ def _known_entries(samples: Any, missing_nan: bool) -> Any:
     if not isinstance(samples, Rows):
         return known_entries(samples, nan_is_missing=missing_nan)
     if missing_nan:
-        raise ValueError("--missing-nan does not support a folder of shards: merge the shards into one array file")
+        raise ValueError("--missing-nan does not support a folder of shards; merge the shards into one array file")
     return None
 
 
@@ -275,7 +277,7 @@ def _callbacks(model: Any, samples: Any, known: Any, log: Path | None, checkpoin
 
 
 def _fit(model: Any, samples: Any, out: Path, **arguments: Any) -> _Outcome:
-    """Fit and save the model, and return the outcome. If training is interrupted, save the partially trained model."""
+    """Fit and save the model. Return the outcome. If training is interrupted, save the partially trained model."""
     began = time.perf_counter()
     interrupt = None
     try:
@@ -322,11 +324,13 @@ def _parse_grid(text: str, model: Any) -> dict[str, list[Any]]:
             raise typer.BadParameter(f"{part!r} does not have the form NAME=VALUE,VALUE", param_hint="'--sweep'")
         grid[name.strip()] = [_parse_value(value.strip()) for value in values.split(",")]
     if not grid:
-        raise typer.BadParameter(f"{text!r} does not contain any parameter", param_hint="'--sweep'")
+        raise typer.BadParameter(f"{text!r} does not contain any parameters", param_hint="'--sweep'")
     parameters = model.get_params()
     for name in grid:
         if name not in parameters:
-            raise ValueError(f"--sweep: {type(model).__name__} has no parameter '{name}', only {', '.join(parameters)}")
+            raise ValueError(
+                f"--sweep names the parameter '{name}', but {type(model).__name__} has only {', '.join(parameters)}"
+            )
     return grid
 
 

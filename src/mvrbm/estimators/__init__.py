@@ -1,4 +1,4 @@
-"""Estimators with the scikit-learn interface. They take and return arrays.
+"""Estimators that follow the scikit-learn API. They accept and return arrays.
 
 - `rbm`, `multimodal`, `deep`, `topics`: generative models.
 - `classifiers`, `classification_rbm`: classifiers.

@@ -1,4 +1,4 @@
-"""Base class for models of arrays, which defines `fit` and `partial_fit`.
+"""Base class that defines `fit` and `partial_fit` for models of arrays.
 
 An estimator validates the data, builds its machines and passes both to a :class:`~mvrbm.training.Trainer`.
 """
@@ -61,7 +61,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         Parameters
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features), Shards or Dataset
-            Training data. For Bernoulli units, byte data is scaled to [0, 1] batch by batch.
+            Training data. For Bernoulli units, uint8 data is scaled to [0, 1] one batch at a time.
         y : None
             Not used, present here for API consistency by convention.
         mask : boolean array with the shape of X or of one sample, optional
@@ -85,7 +85,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         With ``warm_start=True``, `fit` trains a fitted or loaded model for `n_epochs` more epochs. Otherwise, `fit`
         trains a new model. Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and
         SystemExit, respectively. The model trained so far can then be used, and `interrupted_` is True. After an error
-        or a second Ctrl-C, the model is the same as before `fit`.
+        or a second Ctrl-C, the model is restored to its state before `fit`.
         """
         recipe = self._recipe()
         continues = self.warm_start and hasattr(self, "machine_")
@@ -152,7 +152,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         known = known_entries(None if mask is None else self._masks_by_layer(mask), layers, every_layer=True)
         if known is not None and not self.learns_from_incomplete:
             raise ValueError(
-                "X must not have unknown entries (NaN, or False in the mask): fill them in first, for example with "
+                "X must not contain unknown entries (NaN, or False in the mask); fill them in first, for example with "
                 "MVRBM.inpaint"
             )
         units = self._new_units(layers)
@@ -163,8 +163,8 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         machines = self._new_machines(units, min(n_samples(layers), recipe.batch_size))
         if continues:
             message = (
-                "training cannot continue: the parameters describe a different model (use warm_start=False to train a "
-                "new model)"
+                "training cannot continue because the parameters describe a different model; use warm_start=False to "
+                "train a new model"
             )
             check_same(machines, self.machines_, message)
             trainers = self._trainers_to_continue(recipe) or self._new_trainers(self.machines_, recipe)
@@ -198,7 +198,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
 
     @contextlib.contextmanager
     def _undo_on_error(self, continues: bool) -> Iterator[None]:
-        """Restore the model if training fails. `continues` is whether training continues on existing machines."""
+        """Restore the model if training fails. `continues` indicates whether existing machines are trained further."""
         machines = self.machines_ if continues else []
         chains = {name: chain.clone() for name, chain in self.chains_.items()} if continues else {}
         n_updates = [trainer.update for trainer in (self.trainers_ or [])] if continues else []

@@ -124,7 +124,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
         return RandomSource(seed_of(self.random_state))
 
     def _warn_of_recipe(self) -> None:
-        """Warn, once per model, if the model was trained with a recipe that leads to poor samples."""
+        """Warn at most once if the model was trained with a recipe that leads to poor samples."""
         if self.n_updates_:  # a model without updates was not trained with this recipe
             self._warn_once(unsuited_reason(self.recipe, self._recipe()))
 
@@ -190,7 +190,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
 
 def check_same(machines: Sequence[BoltzmannMachine], others: Sequence[BoltzmannMachine], message: str) -> None:
-    """Raise ValueError with the given message if the machines differ in more than parameter values and dtype."""
+    """Raise ValueError with the given message if the machines differ in anything but parameter values and dtype."""
     configs = [{**machine_config(machine), "dtype": None} for machine in machines]
     other_configs = [{**machine_config(machine), "dtype": None} for machine in others]
     if configs != other_configs:
@@ -202,8 +202,8 @@ def check_finite(results: Array, first: int = 0) -> None:
     finite = np.isfinite(results).reshape(len(results), -1).all(1)
     if not finite.all():
         raise ValueError(
-            f"the result for sample {first + int(np.argmin(finite))} is not finite, because its values are too far "
-            "from the training data: rescale the sample, or pass float64 data to fit"
+            f"the result for sample {first + int(np.argmin(finite))} is not finite because its values are too far "
+            "from the training data; rescale the sample or pass float64 data to fit"
         )
 
 
@@ -213,5 +213,5 @@ def to_array(tensor: Tensor) -> Array:
 
 
 def as_rows(array: Array) -> Array:
-    """Flatten all axes except the first, and return an array of shape (n, n_features)."""
+    """Flatten all axes except the first and return an array of shape (n, n_features)."""
     return array.reshape(len(array), -1)

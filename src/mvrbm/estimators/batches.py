@@ -1,7 +1,7 @@
 """Split arrays into batches of tensors, apply masks, and fill in missing entries.
 
 :mod:`mvrbm.estimators.inputs` has already validated the shapes and dtypes of the arrays. This module checks that the
-units accept their values. For samples on disk, the trainer checks the values batch by batch.
+units accept the values. For samples on disk, the trainer checks the values batch by batch.
 """
 
 import math
@@ -36,7 +36,7 @@ def model_dtype(layers: Mapping[str, Any]) -> torch.dtype:
 def unit_for(kind: Any, data: Any) -> Unit:
     """Create units of the given kind for data of shape (n, ...).
 
-    Bytes are scaled to the range of the units, as pixels are, unless all of them are 0 or 1.
+    Data of dtype uint8 is scaled to the range of the units unless all values are 0 or 1.
     """
     unit = unit_named(kind, tuple(data.shape[1:]))
     if unit.byte_scale != 1 and _has_binary_bytes(data):
@@ -45,7 +45,7 @@ def unit_for(kind: Any, data: Any) -> Unit:
 
 
 def _has_binary_bytes(data: Any) -> bool:
-    """Return whether the data consists of bytes 0 and 1. For samples on disk, look at evenly spaced samples."""
+    """Return whether uint8 data contains only 0 and 1. For samples on disk, check only evenly spaced samples."""
     if data.dtype not in (np.uint8, torch.uint8):
         return False
     if isinstance(data, Rows):
@@ -180,7 +180,7 @@ def masks(mask: Mapping[str, Any], layers: Mapping[str, Any], *, every_layer: bo
     known = {name: _mask_of_layer(mask.get(name, np.True_), layer) for name, layer in layers.items()}
     found = [bool(part.any()) for part in known.values()]
     if every_layer is not None and not (all(found) if every_layer else any(found)):
-        raise ValueError("no entry is known: every entry is NaN or masked out")
+        raise ValueError("no entries are known because every entry is NaN or masked out")
     return known
 
 

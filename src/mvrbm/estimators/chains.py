@@ -90,7 +90,7 @@ def initial_states(machine: BoltzmannMachine, n: int, init: str | None, chains: 
     if init is not None:
         choice(init, "init", _INITS)
     if init == "chains" and not chains:
-        raise ValueError("the model has no chains to start from, because it was not trained with persistent chains")
+        raise ValueError("the model has no chains to start from because it was not trained with persistent chains")
     noise = independent_sample(machine, n, rng)
     if init == "noise" or not chains:
         return noise
@@ -103,9 +103,9 @@ def initial_states_with_labels(
 ) -> tuple[Chains, Chains]:
     """Return initial states with the given labels, and masks that keep the labels fixed.
 
-    `labels` contains class indices of shape (n,) for each label layer. States start from chains with the same
-    labels, because samples from the joint distribution that have given labels follow the conditional distribution. If
-    no chain has the same labels, a state starts from another chain.
+    `labels` maps each label layer to class indices of shape (n,). Each state starts from a chain with the same labels
+    if there is one, and from any other chain otherwise. Samples from the joint distribution that have the given labels
+    follow the conditional distribution.
     """
     n = len(next(iter(labels.values())))
     start = initial_states(machine, n, init, chains, rng)
@@ -133,7 +133,7 @@ def _take_chains_with_labels(start: Chains, labels: Mapping[str, Tensor], chains
 
 
 def match_labels(trainer: Trainer, label: str, shares: Tensor, rng: RandomSource) -> None:
-    """Adjust the bias of a trained label layer so that generated labels are as frequent as in the data.
+    """Adjust the bias of a trained label layer so that class frequencies in generated samples match those in the data.
 
     `shares` contains the class frequencies in the data, of shape (n_classes,). The labels of persistent chains rarely
     change, so training alone learns these frequencies poorly.

@@ -1,4 +1,4 @@
-"""The classification RBM: the label is a visible layer of the machine, so p(label | data) can be computed exactly."""
+"""Classification RBM, in which the label is a visible layer, so that p(label | data) can be computed exactly."""
 
 import dataclasses
 import math
@@ -54,7 +54,7 @@ _ROWS_AT_ONCE = 256
 @register("ClassificationMVRBM")
 @dataclass(eq=False, repr=False)
 class ClassificationMVRBM(ArrayClassifier):
-    r"""Matrix-variate classification RBM: the label is a second visible layer of the machine.
+    r"""Matrix-variate classification RBM, in which the label is a second visible layer.
 
     .. math::
 
@@ -168,7 +168,7 @@ class ClassificationMVRBM(ArrayClassifier):
         -----
         Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
         respectively. The classifier trained so far can then be used, and `interrupted_` is True. After an error, the
-        classifier is the same as before `fit`.
+        classifier is restored to its state before `fit`.
         """
         with undo_on_error(self):
             interrupt = self._fit(X, y, sample_weight, callbacks, checkpoints, ignore_mismatch)
@@ -179,7 +179,7 @@ class ClassificationMVRBM(ArrayClassifier):
     def _fit(
         self, X: Any, y: Any, sample_weight: Any, callbacks: Sequence[Callback], checkpoints: Any, ignore_mismatch: bool
     ) -> type[BaseException] | None:
-        """Train the classifier, and return the exception to raise if a signal stopped training."""
+        """Train the classifier and return the exception to raise if a signal stopped training."""
         choice(self.mode, "mode", _MODES)
         number(self.blend, "blend")
         data = self._read_labeled(X, y, sample_weight, resolve_device(self.device))
@@ -209,7 +209,7 @@ class ClassificationMVRBM(ArrayClassifier):
     ) -> type[BaseException] | None:
         """Train the machine by contrastive divergence."""
         if bool((data.weights != data.weights[0]).any()):
-            raise ValueError("mode='generative' requires equal sample weights: use another mode for unequal weights")
+            raise ValueError("mode='generative' requires equal sample weights; use another mode for unequal weights")
         trainer = Trainer(self.machine_, self._recipe(), seed=seed, callbacks=callbacks)
         if not isinstance(self.random_state, int | np.integer):
             trainer.seed = None  # the user did not choose the seed, so checkpoints with any seed can be resumed
@@ -280,10 +280,10 @@ class ClassificationMVRBM(ArrayClassifier):
 
     @torch.no_grad()
     def _initialize(self, data: Labeled, rng: RandomSource) -> None:
-        """Initialize the visible units from the data, the weights at random, and the hidden biases.
+        """Initialize the visible units from the data, draw random weights, and set the hidden biases.
 
-        The scale of the weights and the hidden biases are chosen so that the inputs to the hidden units have a mean
-        of about 0 and a standard deviation of about 1.
+        The weight scale and the hidden biases are chosen so that the inputs to the hidden units have a mean of about 0
+        and a standard deviation of about 1.
         """
         machine = self.machine_
         share = data.weights / data.weights.sum()
@@ -316,7 +316,7 @@ class ClassificationMVRBM(ArrayClassifier):
 
     @torch.no_grad()
     def free_energy(self, X: Any) -> Array:
-        """Return the free energy of each sample in nats, as an array of shape (n,), marginalized over the label.
+        """Return the free energy of each sample in nats, with the label marginalized out, as an array of shape (n,).
 
         The free energy is the negative log-likelihood minus log Z.
         """
@@ -392,11 +392,13 @@ class ClassificationMVRBM(ArrayClassifier):
         n_classes = self._restore_classes(described)
         machine = read_machine(folder)
         if list(machine.layers) != [VISIBLE, LABEL]:
-            raise StorageError(f"{folder}: the layers must be {[VISIBLE, LABEL]}, got {list(machine.layers)}")
+            raise StorageError(f"{folder} must contain the layers {[VISIBLE, LABEL]}, got {list(machine.layers)}")
         if machine.layers[LABEL].shape != (n_classes,) or machine.layers[LABEL].name != Categorical.name:
-            raise StorageError(f"{folder}: the label layer does not match {n_classes} classes")
+            raise StorageError(f"the label layer in {folder} does not match {n_classes} classes")
         if not machine.hidden.has_energy:
-            raise StorageError(f"{folder}: class probabilities cannot be computed for hidden units {machine.hidden}")
+            raise StorageError(
+                f"class probabilities cannot be computed for the hidden units {machine.hidden} in {folder}"
+            )
         self.machine_ = machine.to(resolve_device(self.device))
         self.chains_ = read_chains(folder, self.machine_)
         self.interrupted_ = False

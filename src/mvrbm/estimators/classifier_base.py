@@ -70,7 +70,7 @@ class ClassifierParameters:
 
 
 class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEstimator):
-    """Base class for classifiers. Samples are arrays or rows of features."""
+    """Base class for classifiers of arrays or feature rows."""
 
     classes_: Array
     history_: list[dict[str, float]]

@@ -65,7 +65,7 @@ class MVRBMClassifier(FineTunedClassifier):
         divergence) when a sample moves by this distance in the direction in which the predictions change most.
         Distances between Gaussian entries are measured in standard deviations. If 0, virtual adversarial training is
         disabled. ``"auto"`` uses 0.17 times the median distance from a sample to the nearest sample of another class
-        (1.2 for digits of 28x28 pixels).
+        (1.2 for 28x28 digit images).
     certainty : float, default=0.0
         Weight of the entropy of the predictions for perturbed unlabeled samples, which is added to the loss. A positive
         weight moves class boundaries away from the samples.
@@ -115,7 +115,7 @@ class MVRBMClassifier(FineTunedClassifier):
 
     @property
     def layers(self) -> tuple[Layer]:
-        """Tuple with one element, the hidden layer."""
+        """Tuple that contains the single hidden layer."""
         if self.hidden_shape is not None:
             return (Layer(self.hidden_shape, self.coupling),)
         shape = self.visible_shape_

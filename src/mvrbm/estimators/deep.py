@@ -1,4 +1,4 @@
-"""Stacks of machines: the matrix-variate deep belief network.
+"""Matrix-variate deep belief network, a stack of machines.
 
 For classifiers that add a softmax layer on top of a stack, see :mod:`mvrbm.estimators.classifiers`.
 """
@@ -48,10 +48,10 @@ class DeepMVRBM(SingleLayerRBM):
     :math:`\hat Y_l = \mathrm{E}_l[Y_l \mid \hat Y_{l-1}]`. With ``Dense`` couplings, the stack is the classic deep
     belief network (Hinton, Osindero and Teh, 2006).
 
-    `hidden_maps`, `transform`, `inverse_transform`, `reconstruct` and `components` have a parameter `layer`, the index
-    of a hidden layer. Index 0 is the lowest layer, and -1 (the default) is the top layer. `sample` runs Gibbs sampling
-    in the top machine and then samples downward once through each of the other machines. `inpaint` samples up and down
-    through the whole stack, which is an approximation.
+    `hidden_maps`, `transform`, `inverse_transform`, `reconstruct` and `components` accept the parameter `layer`, which
+    is the index of a hidden layer. Index 0 is the lowest layer, and -1 (the default) is the top layer. `sample` runs
+    Gibbs sampling in the top machine and then samples downward once through each of the other machines. `inpaint`
+    alternates upward and downward passes through the whole stack, which is an approximation.
 
     `fit` trains the machines one after another, starting with the lowest, and calls the callbacks for each machine.
     Checkpoints for machine `l` are saved in the folder `layer-l`. `fit` does not support masks.
@@ -112,8 +112,8 @@ class DeepMVRBM(SingleLayerRBM):
         return build_stack(units[VISIBLE], self.layers, rank=self.rank, hidden=self.hidden)
 
     def prepare(self, X: Any, mask: Any = None) -> NoReturn:
-        """Raise ValueError, because each machine in a stack has its own trainer and training data."""
-        raise ValueError("prepare is not supported for stacks, because each machine has its own trainer: use fit")
+        """Raise ValueError because each machine in a stack has its own trainer and training data."""
+        raise ValueError("prepare is not supported for stacks because each machine has its own trainer; use fit")
 
     def _train_all(
         self,
@@ -218,7 +218,8 @@ class DeepMVRBM(SingleLayerRBM):
     def components(self, which: ArrayLike | None = None, layer: int = -1) -> Array:
         r"""Return the weights of hidden units as filters of shape (n, \*visible_shape).
 
-        The filter of unit `k` in layer `l` is :math:`W_1^\top \cdots W_l^\top e_k`, which treats all units as linear.
+        The filter of unit `k` in layer `l` is :math:`W_1^\top \cdots W_l^\top e_k`. This approximation treats all units
+        as linear.
 
         Parameters
         ----------
@@ -266,7 +267,7 @@ class DeepMVRBM(SingleLayerRBM):
     ) -> dict[str, Tensor]:
         """Run Gibbs sampling in the top machine, then sample downward once through each of the other machines."""
         if known is not None:
-            raise ValueError("mask must be None, because sampling from a stack cannot fix entries: use inpaint instead")
+            raise ValueError("mask must be None because sampling from a stack cannot keep entries fixed; use inpaint")
         size = len(self.machines_)
         only_machine_gives_means = mean and size == 1
         top = sample(self.machines_[-1], n, steps, rng, init=start, mean=only_machine_gives_means, check=False)
@@ -278,9 +279,9 @@ class DeepMVRBM(SingleLayerRBM):
 
     @torch.no_grad()
     def _fill_in(self, batch: Layers, known: Layers, rng: RandomSource, steps: int, burn_in: int) -> dict[str, Tensor]:
-        """Replace unknown entries with averages over samples drawn up and down through the stack.
+        """Replace unknown entries with averages over samples from upward and downward passes through the stack.
 
-        The result is approximate, because the upward pass does not sample from the exact posterior.
+        The result is approximate because the upward pass does not sample from the exact posterior.
         """
         bottom = self.machines_[0]
         unit = bottom.layers[VISIBLE]
@@ -302,7 +303,7 @@ class DeepMVRBM(SingleLayerRBM):
     # -- scores -----------------------------------------------------------------------------------
 
     def score_samples(self, X: Any, *, exact: bool = False) -> Array:
-        r"""Return the log-probability of each sample given the reconstructed lowest hidden layer, of shape (n,).
+        r"""Return log-probabilities given the reconstructed lowest hidden layer, as an array of shape (n,).
 
         The score is :math:`\log p_1(X \mid \hat Y_1)`, where :math:`\hat Y_1` is computed by propagating means up
         through the stack and back down. The score measures the quality of the reconstruction and is not a likelihood
@@ -335,7 +336,7 @@ def build_stack(visible: Unit, layers: Any, *, rank: int, hidden: str) -> list[B
     See :class:`DeepMVRBM` for the parameters.
     """
     if isinstance(layers, str) or not isinstance(layers, Sequence) or len(layers) == 0:
-        raise ValueError(f"layers must be a nonempty sequence of layers, from lowest to highest, got {layers!r}")
+        raise ValueError(f"layers must be a nonempty sequence, ordered from lowest to highest, got {layers!r}")
     machines: list[BoltzmannMachine] = []
     for number, entry in enumerate(layers):
         layer = entry if isinstance(entry, Layer) else Layer(entry)
@@ -353,5 +354,5 @@ def build_stack(visible: Unit, layers: Any, *, rank: int, hidden: str) -> list[B
 def _as_data(hidden: Unit, number: int) -> Unit:
     """Create the visible units of machine `number`, which model the hidden layer below it."""
     if hidden.stacked_as is None:
-        raise ValueError(f"layer {number}: a machine cannot be stacked on {hidden.name} units")
+        raise ValueError(f"layer {number} cannot be stacked on a layer of {hidden.name} units")
     return make_unit(hidden.stacked_as, hidden.shape)

@@ -45,7 +45,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
 
         Returns
         -------
-        array, or dict of str to array for several modalities
+        array, or dict of str to array if there are several modalities
             Means in the format of the training data.
         """
         with torch.no_grad():
@@ -70,11 +70,11 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
         X : array
             Data, as for :meth:`fit`.
         steps : int, default=1
-            Number of times to compute the hidden means and then the visible means.
+            Number of passes. Each pass computes the hidden means and then the visible means.
 
         Returns
         -------
-        array, or dict of str to array for several modalities
+        array, or dict of str to array if there are several modalities
             Reconstructed data.
         """
         check_is_fitted(self)
@@ -82,7 +82,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
         return self._to_user(joined(reconstructed), like=X)
 
     def components(self, which: ArrayLike | None = None) -> Any:
-        r"""Return the weights of the given hidden units, as filters of shape (n, \*visible_shape).
+        r"""Return the weights of the given hidden units as filters of shape (n, \*visible_shape).
 
         With several modalities, the result is a dict of arrays keyed by modality. For an MVRBM of rank 1, filter (k, l)
         is the outer product of row k of U and row l of V.
@@ -104,21 +104,21 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
         indices = torch.as_tensor(np.asarray(which)).reshape(-1)
         if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= size):
             raise ValueError(
-                f"which must contain indices from 0 to {size - 1}, got {int(indices.min())} to {int(indices.max())}"
+                f"indices in 'which' must be from 0 to {size - 1}, got {int(indices.min())} to {int(indices.max())}"
             )
         chosen = torch.nn.functional.one_hot(indices, size).reshape(-1, *machine.hidden.shape).to(machine.like)
         return {name: link.to_visible(chosen) for name, link in machine.links.items()}
 
     @property
     def components_(self) -> Any:
-        """Weight matrix of shape (n_hidden, n_visible_features), or a dict of matrices for several modalities.
+        """Weight matrix of shape (n_hidden, n_visible_features), or a dict of matrices if there are several modalities.
 
         Raises AttributeError if there are more than 67 million weights.
         """
         n_visible = sum(math.prod(unit.shape) for unit in self._machines[0].layers.values())
         if self._n_features_out * n_visible > _LARGEST_DENSE:
             size = f"{self._n_features_out:,} x {n_visible:,}"
-            raise AttributeError(f"components_ would be a matrix of size {size}: use components(which) instead")
+            raise AttributeError(f"components_ is too large (a matrix of size {size}); use components(which) instead")
         filters = self.components()
         if isinstance(filters, dict):
             return {name: as_rows(part) for name, part in filters.items()}
@@ -126,7 +126,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
 
     @property
     def intercept_visible_(self) -> Any:
-        """Biases of the visible layer, of shape (n_visible_features,), or a dict of arrays for several modalities.
+        """Biases of shape (n_visible_features,), or a dict of arrays if there are several modalities.
 
         The biases of Gaussian units are their means when all hidden units are zero.
         """
@@ -144,7 +144,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
         return math.prod(self._machines[-1].hidden.shape)
 
     def __sklearn_tags__(self) -> Any:
-        """Return scikit-learn tags, which declare support for NaN and preservation of float32 and float64."""
+        """Return scikit-learn tags, which declare that NaN is allowed and that float32 and float64 are preserved."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self.learns_from_incomplete
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
@@ -152,5 +152,5 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
 
 
 def _one_or_all(layers: Mapping[str, Any]) -> Any:
-    """Return the value itself if there is only one layer, or a dict keyed by layer name otherwise."""
+    """Return a single value if there is only one layer, or a dict keyed by layer name otherwise."""
     return dict(layers) if len(layers) > 1 else next(iter(layers.values()))

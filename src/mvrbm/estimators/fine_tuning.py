@@ -1,4 +1,4 @@
-"""Pretrain and fine-tune stacks with a softmax layer on top, with optional early stopping.
+"""Pretrain and fine-tune stacks that have a softmax layer on top, with optional early stopping.
 
 The network is defined in :mod:`mvrbm.estimators.network`, the training loop in :mod:`mvrbm.training.backprop`, and the
 public estimators in :mod:`mvrbm.estimators.classifiers`.
@@ -49,7 +49,7 @@ _TOP = {"top.weight": "weight", "top.bias": "bias"}
 
 @dataclass(frozen=True)
 class FineTuningLoss:
-    """Cross-entropy with dropout and, if `distance` is positive, virtual adversarial training.
+    """Cross-entropy loss with dropout and, if `distance` is positive, virtual adversarial training.
 
     Calling the loss with sample indices returns the weighted sum of the losses of these samples.
     """
@@ -122,7 +122,7 @@ class FineTunedClassifier(ArrayClassifier):
         Parameters
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features)
-            Training data. For Bernoulli units, byte data is scaled to [0, 1] batch by batch.
+            Training data. For Bernoulli units, uint8 data is scaled to [0, 1] one batch at a time.
         y : array of shape (n,) or (n, n_classes)
             Class labels, as numbers, strings or one-hot rows.
         sample_weight : array of shape (n,), optional
@@ -148,7 +148,7 @@ class FineTunedClassifier(ArrayClassifier):
         -----
         Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
         respectively. The classifier trained so far can then be used, unless it was still being pretrained. In that
-        case, or after an error, the classifier is the same as before `fit`.
+        case, or after an error, the classifier is restored to its state before `fit`.
         """
         with undo_on_error(self):
             found = self._fit(X, y, sample_weight, unlabeled, stack, checkpoints, ignore_mismatch)
@@ -229,11 +229,10 @@ class FineTunedClassifier(ArrayClassifier):
         checkpoints: Any,
         ignore_mismatch: bool,
     ) -> StructuredNetwork:
-        """Return the network to fine-tune, with random weights, or with the weights of a pretrained or given stack."""
+        """Return the network to fine-tune, with random weights or the weights of a pretrained or given stack."""
         if unlabeled is not None and not self.perturbation and (not self.pretraining or fitted is not None):
             raise ValueError(
-                "unlabeled would have no effect: it requires pretraining (pretraining >= 1 and no stack) or a positive "
-                "perturbation"
+                "unlabeled has no effect without pretraining (pretraining >= 1 and no stack) or a positive perturbation"
             )
         n_classes = len(self.classes_)
         self.stack_ = None
@@ -312,7 +311,7 @@ class FineTunedClassifier(ArrayClassifier):
         return _RELATIVE_PERTURBATION * class_distance(inputs, data.codes)
 
     def _unlabeled_samples(self, unlabeled: Any, device: torch.device) -> Tensor | None:
-        """Validate unlabeled samples and return them as a tensor, or None if there are none."""
+        """Validate the unlabeled samples and return them as a tensor, or return None if there are none."""
         if unlabeled is None:
             return None
         samples = self._read(unlabeled, reset=False)
@@ -329,7 +328,7 @@ class FineTunedClassifier(ArrayClassifier):
     def _split(self, data: Labeled, rng: RandomSource) -> tuple[Labeled, Labeled | None]:
         """Split the data into training samples and held-out samples, with the same fraction of each class.
 
-        Without early stopping, the second result is None.
+        If early stopping is disabled, the second result is None.
         """
         if not self.early_stopping:
             return data, None
@@ -345,8 +344,8 @@ class FineTunedClassifier(ArrayClassifier):
         train, held_out = (Labeled(*(array[chosen] for array in data)) for chosen in (~held, held))
         if not (float(train.weights.sum()) > 0 and float(held_out.weights.sum()) > 0):
             raise ValueError(
-                f"early_stopping requires samples with positive weights for both training and validation, got {n} "
-                "samples in total"
+                "early_stopping requires samples with positive weights for both training and validation, got "
+                f"n_samples={n}"
             )
         return train, held_out
 
@@ -396,7 +395,7 @@ class FineTunedClassifier(ArrayClassifier):
 
 @contextlib.contextmanager
 def _progress_bar(n_epochs: int) -> Iterator[None]:
-    """Show a progress bar for backpropagation, which advances after each epoch."""
+    """Show a progress bar that advances after each epoch of backpropagation."""
     from tqdm import tqdm
 
     with tqdm(total=n_epochs, unit="epoch") as bar:

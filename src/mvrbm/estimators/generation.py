@@ -1,4 +1,4 @@
-"""Sample from a fitted model and fill in unknown entries: `sample`, `inpaint`."""
+"""Draw samples from a fitted model (`sample`) and fill in unknown entries (`inpaint`)."""
 
 from typing import Any
 
@@ -30,15 +30,15 @@ class GenerationMixin(BaseRBM):
             Initial states: an array of `n` samples, the persistent chains from training (repeated as needed), or random
             states. Default: the persistent chains if the model was trained with them, otherwise random states.
         mask : boolean array, optional
-            Mask that is True for the entries of `init` that are known and must not change. If None and `init`
-            contains NaN, all other entries stay fixed. If None and `init` is complete, no entries stay fixed.
+            Mask that is True for the entries of `init` that are known and must not change. If None and `init` contains
+            NaN, all non-NaN entries stay fixed. If None and `init` contains no NaN, no entries stay fixed.
         mean : bool, default=False
             Whether to return the means of the visible units given the last hidden sample, instead of samples. Means
             give smoother images.
 
         Returns
         -------
-        array, or dict of str to array for several modalities
+        array, or dict of str to array if there are several modalities
             Samples in the format of `init` if it is an array, or of the training data otherwise.
         """
         check_is_fitted(self)
@@ -49,7 +49,7 @@ class GenerationMixin(BaseRBM):
         if init is None or isinstance(init, str):
             if mask is not None:
                 raise ValueError(
-                    "init is required when mask is given, because the mask marks which entries of init are known"
+                    "init is required when mask is given because the mask marks which entries of init are known"
                 )
             start = initial_states(self._machines[-1], n, init, self.chains_, rng)
         else:
@@ -74,7 +74,7 @@ class GenerationMixin(BaseRBM):
     def inpaint(self, X: Any, mask: Any = None, *, steps: int = 100, burn_in: int = 50) -> Any:
         """Replace unknown entries with their means given the known entries.
 
-        In a sample without known entries, the means are those of the model.
+        For a sample without known entries, these are the means under the model.
 
         Parameters
         ----------
@@ -89,7 +89,7 @@ class GenerationMixin(BaseRBM):
 
         Returns
         -------
-        array, or dict of str to array for several modalities
+        array, or dict of str to array if there are several modalities
             Copy of the data with the unknown entries filled in.
         """
         check_is_fitted(self)

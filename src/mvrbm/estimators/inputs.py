@@ -1,4 +1,4 @@
-"""Read the data that users pass to estimators: validate its shape and dtype, and return one array per layer.
+"""Validate the shape and dtype of the data passed to estimators and return one array per layer.
 
 Public methods use this module to validate their input exactly once. :mod:`mvrbm.estimators.batches` validates the
 values when it splits the arrays into batches.
@@ -67,12 +67,12 @@ class ArrayInput:
         samples = np.asarray(samples)  # loads samples from disk
         if has_nan(samples):
             raise ValueError(
-                "X contains NaN: fill in the missing entries first, or use MMVRBM with the labels as a modality"
+                "X contains NaN; fill in the missing entries first, or use MMVRBM with the labels as a modality"
             )
         check_classification_targets(labels)
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(f"y must have at least two classes, got only one class: {classes.tolist()}")
+            raise ValueError(f"y must have at least two classes, got only {classes.tolist()}")
         weights = _check_sample_weight(sample_weight, samples, dtype=np.float64, ensure_non_negative=True)
         if not weights.sum() > 0:
             raise ValueError("sample_weight must be positive for at least one sample, but all weights are zero")
@@ -91,7 +91,7 @@ class ArrayInput:
         given = as_array(X)
         array_shape = tuple(given.shape[1:]) if given.ndim > 2 else None
         if array_shape is not None and len(given) == 0:
-            raise ValueError("the data is empty: at least one sample is required")
+            raise ValueError("the data is empty, but at least one sample is required")
         if array_shape is not None and not reset and array_shape != self.visible_shape_:
             raise ValueError(f"samples must have shape {self.visible_shape_}, got {array_shape}")
         if isinstance(X, Rows):
@@ -106,7 +106,7 @@ class ArrayInput:
         return rows.reshape(len(rows), *self.visible_shape_), labels
 
     def _check_stored_rows(self, X: Rows, y: Any, *, reset: bool) -> tuple[Rows, Any]:
-        """Validate the shape of samples on disk, which scikit-learn does not support, and their labels."""
+        """Validate the shape and the labels of samples on disk, which scikit-learn does not support."""
         labels = None if isinstance(y, str) else validate_data(self, "no_validation", y)
         if labels is not None:
             check_consistent_length(X, labels)
@@ -128,7 +128,7 @@ class ArrayInput:
                 f"visible_shape {shape} has {math.prod(shape)} entries, but samples have {n_features} features"
             )
         if self.largest_order is not None and len(shape) > self.largest_order:
-            raise ValueError(f"{type(self).__name__} expects matrices, got samples of shape {shape}: use TVRBM")
+            raise ValueError(f"{type(self).__name__} expects matrices, got samples of shape {shape}; use TVRBM instead")
         return shape
 
     def _outward(self, samples: Tensor, like: Any = None) -> Array:
@@ -153,13 +153,14 @@ class ArrayInput:
 def without_wrapper(X: Any) -> Any:
     """Convert tensors to arrays, and wrap PyTorch datasets to load samples on demand. Return other data unchanged.
 
-    A data loader stands for its dataset: estimators choose the order and the size of the batches themselves.
+    A data loader is replaced with its dataset because estimators choose the order and the size of the batches
+    themselves.
     """
     if isinstance(X, DataLoader):
         plain = isinstance(X.sampler, SequentialSampler | RandomSampler) and X.collate_fn is default_collate
         if not plain or isinstance(X.dataset, IterableDataset):
             raise ValueError(
-                "X must not be a DataLoader with its own sampler, its own collate_fn or an iterable dataset: pass a "
+                "X must not be a DataLoader with a custom sampler, a custom collate_fn or an iterable dataset; pass a "
                 "map-style dataset, or train with mvrbm.training.Trainer, which accepts any loader"
             )
         X = X.dataset
@@ -167,8 +168,8 @@ def without_wrapper(X: Any) -> Any:
         raise ValueError("X must be a map-style dataset (with len() and indexing), got an IterableDataset")
     if X is None or (isinstance(X, _NO_ARRAYS) and not hasattr(X, "ndim")):  # some sparse matrices are mappings
         kind = "None" if X is None else f"a {type(X).__name__}"
-        hint = ": use MMVRBM for several arrays per sample" if isinstance(X, Mapping) else ""
-        hint = ": read the file first, for example with numpy.load" if isinstance(X, str | os.PathLike) else hint
+        hint = "; use MMVRBM for several arrays per sample" if isinstance(X, Mapping) else ""
+        hint = "; read the file first, for example with numpy.load" if isinstance(X, str | os.PathLike) else hint
         raise ValueError(f"X must be an array of samples, got {kind}{hint}")
     if isinstance(X, Tensor):
         return (X.float() if X.dtype == torch.bfloat16 else X).detach().cpu().numpy()
@@ -176,7 +177,7 @@ def without_wrapper(X: Any) -> Any:
 
 
 def as_array(X: Any) -> Any:
-    """Return `X` if it has axes, or convert it to an array. Raise ValueError for values that are not numbers."""
+    """Return `X` if it has an `ndim` attribute, or convert it to an array. Raise ValueError for non-numeric values."""
     if not hasattr(X, "ndim"):
         try:
             X = np.asarray(X)
@@ -184,10 +185,10 @@ def as_array(X: Any) -> Any:
             raise ValueError(f"all samples in X must have the same shape: {error}") from error
     dtype = getattr(X, "dtype", None)
     if isinstance(dtype, np.dtype) and dtype.kind in "USMmV":
-        raise ValueError(f"X must contain numbers, got an array of type {dtype}")
+        raise ValueError(f"X must contain numbers, got an array of dtype {dtype}")
     for name in getattr(X, "columns", ()):
         if X[name].ndim == 1 and getattr(X[name].dtype, "kind", "O") not in "biuf" and _not_numeric(X[name]):
-            raise ValueError(f"column {name!r} of X is not numeric: drop it, or replace it with numbers")
+            raise ValueError(f"column {name!r} of X is not numeric; drop it or replace it with numbers")
     return X
 
 
@@ -200,7 +201,7 @@ def _not_numeric(column: Any) -> bool:
 
 
 def dtype_for(given: Any) -> Any:
-    """Return the dtype argument for scikit-learn's validation of `given`: None keeps the dtype."""
+    """Return the dtype argument for scikit-learn's validation of `given`, or None to keep its dtype."""
     dtype = getattr(given, "dtype", None)
     if dtype == np.uint8:
         return None
@@ -217,7 +218,7 @@ def by_modality(X: Any) -> dict[str, Any]:
 
 
 def _array_or_labels(part: Any, name: str) -> Any:
-    """Convert a modality to an array of numbers or labels. None stands for a modality to predict."""
+    """Convert a modality to an array of numbers or labels. None represents a modality to predict."""
     if isinstance(part, Tensor | Dataset | DataLoader):
         part = without_wrapper(part)
     try:
@@ -229,7 +230,7 @@ def _array_or_labels(part: Any, name: str) -> Any:
 def check_modalities(parts: Mapping[str, Any], expected: Sequence[str]) -> None:
     """Raise ValueError if `parts` contains a modality that the model does not have."""
     if unknown := [name for name in parts if name not in expected]:
-        raise ValueError(f"the model has no modality {unknown[0]!r}, only {list(expected)}")
+        raise ValueError(f"{unknown[0]!r} is not one of the modalities of the model, which are {list(expected)}")
 
 
 def _as_numbers(array: Array, name: str) -> Array:
@@ -239,7 +240,7 @@ def _as_numbers(array: Array, name: str) -> Array:
             return array.astype(np.float64)
     except (TypeError, ValueError):
         pass
-    raise ValueError(f"modality {name!r} must contain numbers, got an array of type {array.dtype}")
+    raise ValueError(f"modality {name!r} must contain numbers, got an array of dtype {array.dtype}")
 
 
 def read_modalities(X: Any, shapes: Mapping[str, tuple[int, ...]] | None) -> dict[str, Array]:
@@ -251,7 +252,7 @@ def read_modalities(X: Any, shapes: Mapping[str, tuple[int, ...]] | None) -> dic
     if shapes is not None:
         check_modalities(parts, list(shapes))
         if missing := [name for name in shapes if name not in parts]:
-            raise ValueError(f"X lacks the modality {missing[0]!r}: it must contain {list(shapes)}, got {list(parts)}")
+            raise ValueError(f"X must contain the modalities {list(shapes)}, but {missing[0]!r} is missing")
     layers = {}
     for name in shapes or parts:
         array = np.asarray(parts[name])
@@ -268,5 +269,5 @@ def read_modalities(X: Any, shapes: Mapping[str, tuple[int, ...]] | None) -> dic
         layers[name] = array.astype(usual_dtype(array.dtype), copy=False)
     lengths = {name: len(array) for name, array in layers.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        raise ValueError(f"all modalities must have the same, nonzero number of samples, got {lengths}")
+        raise ValueError(f"all modalities must have the same nonzero number of samples, got {lengths}")
     return layers

@@ -68,7 +68,7 @@ def classes_from(described: Mapping[str, Any]) -> Array:
     if dtype.kind not in "biufUO":
         raise StorageError(f"labels cannot have dtype {dtype}")
     if dtype.itemsize * len(values) > ALLOWANCE:
-        raise StorageError(f"{len(values):,} labels of dtype {dtype} take more than {ALLOWANCE:,} bytes")
+        raise StorageError(f"{len(values):,} labels of dtype {dtype} exceed the limit of {ALLOWANCE:,} bytes")
     labels = np.asarray(values, dtype=dtype)
     if labels.ndim != 1:
         raise StorageError(f"labels must be a list of values, got an array of shape {labels.shape}")

@@ -1,4 +1,4 @@
-"""The multimodal MVRBM: several arrays per sample share one hidden layer. A modality can be a label."""
+"""Multimodal MVRBM, in which several arrays per sample share one hidden layer. A modality can be a label."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -29,17 +29,17 @@ from mvrbm.units import Unit
 @register("MMVRBM")
 @dataclass(eq=False, repr=False)
 class MMVRBM(ArrayRBM):
-    r"""Multimodal MVRBM: several arrays per sample share one hidden layer.
+    r"""Multimodal MVRBM, in which several arrays per sample share one hidden layer.
 
     .. math:: E = \sum_m [\varepsilon_m(X_m) - \langle Y, U_m X_m V_m^\top\rangle] - \langle C, Y\rangle
 
-    The data is a dict of arrays keyed by modality, or a tuple of arrays, whose modalities are named "0", "1", and so
-    on. A modality can also be a vector of labels (integers or strings, with None or NaN for unknown labels) or an array
-    of one-hot rows. Such a modality becomes a categorical layer with a ``Dense`` coupling, and `sample` can then
-    generate samples with a given label.
+    The data is a dict of arrays keyed by modality, or a tuple of arrays. The modalities in a tuple are named "0", "1",
+    and so on. A modality can also be a vector of labels (integers or strings, with None or NaN for unknown labels) or
+    an array of one-hot rows. Such a modality becomes a categorical layer with a ``Dense`` coupling, and `sample` can
+    then generate samples with a given label.
 
     `predict` predicts missing modalities from the given modalities, and `inpaint` fills in unknown entries.
-    `components_`, `intercept_visible_` and `components` are dicts keyed by modality.
+    `components_`, `intercept_visible_` and the result of `components` are dicts keyed by modality.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class MMVRBM(ArrayRBM):
 
     References
     ----------
-    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: equation (18).
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016, equation (18).
     """
 
     hidden_shape: Any = None
@@ -165,7 +165,7 @@ class MMVRBM(ArrayRBM):
         Parameters
         ----------
         X : dict or tuple of arrays
-            Some of the modalities. The other modalities must be None or missing from the dict.
+            One or more of the modalities, but not all. The other modalities must be None or missing from the dict.
         steps, burn_in : int
             See :meth:`MVRBM.inpaint`. Ignored when predicting a single label from complete modalities, because the
             class probabilities are then computed exactly.
@@ -204,7 +204,9 @@ class MMVRBM(ArrayRBM):
         check_modalities(given, list(machine.layers))
         absent = [name for name in machine.layers if name not in given]
         if not given or not absent:
-            raise ValueError(f"X must contain some but not all of the modalities {self.modalities_}, got {list(given)}")
+            raise ValueError(
+                f"X must contain at least one, but not all, of the modalities {self.modalities_}, got {list(given)}"
+            )
         n = len(next(iter(given.values())))
         unknown = {name: np.broadcast_to(np.float32(np.nan), (n, *machine.layers[name].shape)) for name in absent}
         layers = self._read_layers({**given, **unknown}, reset=False)
@@ -264,11 +266,11 @@ class MMVRBM(ArrayRBM):
     ) -> dict[str, Tensor]:
         if mask is not None or not (init is None or isinstance(init, str)):
             raise ValueError(
-                "label cannot be combined with mask or with an array or dict as init: include the labels in init"
+                "label cannot be combined with mask or with data passed as init; include the labels in init instead"
             )
         given = dict(label) if isinstance(label, Mapping) else dict.fromkeys(self._labels, label)
         if not given or not set(given) <= set(self._labels) or (len(given) > 1 and not isinstance(label, Mapping)):
-            raise ValueError(f"label must be a dict with some of the label modalities {self._labels} as keys")
+            raise ValueError(f"label must be a dict whose keys are one or more of {self._labels}")
         codes = {name: label_codes(value, self._classes(name), n) for name, value in given.items()}
         n = max(map(len, codes.values()))
         codes = {name: part.expand(n) for name, part in codes.items()}
@@ -317,7 +319,7 @@ def _known_labels(y: Array) -> NDArray[np.bool_]:
 
 
 def _one_hot(y: Array, known: NDArray[np.bool_], classes: Array) -> Array:
-    """Convert labels to one-hot rows of bytes, or of floats with NaN for unknown labels if there are any."""
+    """Convert labels to uint8 one-hot rows. If there are unknown labels, return floats with NaN for these labels."""
     codes = label_codes(y[known], classes, None).long().numpy()
     rows: Array = np.eye(len(classes), dtype=np.uint8)[codes]
     if known.all():

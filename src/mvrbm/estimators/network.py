@@ -1,4 +1,4 @@
-"""Feedforward networks that consist of the upward pass through a stack of machines and a linear layer."""
+"""Feedforward networks that combine the upward pass through a stack of machines with a linear layer."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -92,14 +92,14 @@ class StructuredNetwork(nn.Module):
 
     @torch.no_grad()
     def center(self) -> None:
-        """Adjust the hidden biases of pretrained machines, because this network centers its inputs."""
+        """Adjust the hidden biases of pretrained machines to account for the centered inputs of this network."""
         for number, machine in enumerate(self.stack):
             zero = machine.like.new_zeros((1, *machine.layers[VISIBLE].shape))
             machine.hidden.absorb(-machine.links[VISIBLE].to_hidden(self.inputs(zero, number))[0])
 
     @torch.no_grad()
     def initialize(self, x: Tensor, weights: Tensor, rng: RandomSource) -> None:
-        """Initialize the weights at random, scaled so that the activations neither saturate nor vanish in any layer.
+        """Initialize the weights randomly, with a scale that keeps activations from saturating or vanishing.
 
         The scale is computed from samples `x` of shape (n, *visible shape) with `weights` of shape (n,).
         """
@@ -126,7 +126,7 @@ def field_of(link: Coupling, x: Tensor) -> Tensor:
     """Compute `link.to_hidden(x)`, using plain matrix products for Kronecker couplings between matrices.
 
     Intermediate arrays have the layout (I, n, J), so that each step is a single matrix product over the whole batch.
-    With autograd, this is a third faster than `to_hidden`.
+    With autograd, this is about one third faster than `to_hidden`.
     """
     factors = link.matrix_factors()
     if factors is None:

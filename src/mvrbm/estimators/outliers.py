@@ -1,4 +1,4 @@
-"""Outlier detection by masked prediction. Outliers are samples whose entries do not fit together."""
+"""Outlier detection by masked prediction. Outliers are samples whose entries are inconsistent with one another."""
 
 from __future__ import annotations
 
@@ -71,21 +71,22 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     them from the other half. The score is the mean difference between the machine's predicted variances and the squared
     errors. Samples may be rows, matrices or arrays of any order. Missing entries (NaN) are ignored.
 
-    Columns of a data frame that are not numeric are categorical. Each category becomes a column of zeros and ones, and
-    all columns of a category are masked together. Categories that are not in the training data match none of them.
+    Non-numeric columns of a data frame are treated as categorical. Each category becomes a column of zeros and ones,
+    and all columns for the same feature are masked together. For categories that are not in the training data, all of
+    these columns are 0.
 
     Parameters
     ----------
     hidden_shape : tuple of int, optional
         Shape of the hidden layer, with as many axes as a sample. Default: the shape of a sample, limited to 32 units
-        per axis, or to 256 units if samples are rows. If rows have more than 1,024 columns, it is also limited to one
-        unit per sample, but at least 16.
+        per axis, or to 256 units if samples are rows. If rows have more than 1,024 columns, the number of units is also
+        limited to the number of samples (at least 16).
     rank : int, default=8
         Rank of the Kronecker coupling for matrices and tensors. Rows and arrays with at most 256 entries use a
         ``Dense`` coupling instead.
     visible : str, default="auto"
         Unit type for the data. See :func:`mvrbm.units.unit_names` for all types. ``"auto"`` selects ``"bernoulli"`` for
-        bytes and for values from 0 to 1, and ``"gaussian"`` otherwise.
+        uint8 data and for values from 0 to 1, and ``"gaussian"`` otherwise.
     visible_shape : tuple of int, optional
         Shape of a sample if the input has shape (n, n_features). If None, each row is a vector.
     contamination : "auto" or float, default="auto"
@@ -171,7 +172,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
 
         Notes
         -----
-        If `fit` raises an exception, including KeyboardInterrupt, the detector is the same as before.
+        If `fit` raises an exception, including KeyboardInterrupt, the detector is restored to its previous state.
         """
         with undo_on_error(self):
             self._fit(X)
@@ -204,10 +205,10 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         if self.contamination != "auto":
             number(self.contamination, "contamination", 0, 0.5, exclude_low=True)
         if whole_number(self.n_masks, "n_masks", 2, 1000) % 2:
-            raise ValueError(f"n_masks must be even, because masks come in pairs, got {self.n_masks}")
+            raise ValueError(f"n_masks must be even because masks come in pairs, got {self.n_masks}")
 
     def _new_model(self, data: Array, n: int) -> TVRBM:
-        """Create an untrained model for `n` samples like `data`, with all automatic settings resolved."""
+        """Create an untrained model for `n` samples of the kind in `data`, with all automatic settings resolved."""
         shape = data.shape[1:] if self.visible_shape is None else as_shape(self.visible_shape, "visible_shape")
         recipe = as_recipe(self.recipe)
         batch_size = whole_number(recipe.batch_size if self.batch_size is None else self.batch_size, "batch_size")
@@ -249,7 +250,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     def score_samples(self, X: Any) -> Array:
         """Return the score of each sample, as an array of shape (n,).
 
-        Higher scores are more normal. The mean score of the training data is about 0.
+        Samples with higher scores are more normal. The mean score of the training data is about 0.
         """
         check_is_fitted(self)
         error, variance = self._means(self._read(X, reset=False))
@@ -269,7 +270,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         """Return an anomaly map for each sample, as an array with the shape of X.
 
         The map shows how unlikely each entry is given the other entries. Its values are the squared errors minus the
-        predicted variances of the entries when their blocks are masked. One eighth of the blocks is masked at a time.
+        predicted variances of the entries when their blocks are masked. One eighth of the blocks are masked at a time.
         The map is smoothed over neighboring entries, with a window half a block wide, and missing entries (NaN) count
         as 0. Values far above 0 are anomalous. For Gaussian units, errors are measured in standard deviations. The
         value of a categorical column is the sum over its categories. Columns that are not part of the model count as 0.
@@ -312,7 +313,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return checked.reshape(given.shape) if given.ndim > 2 else checked
 
     def _read_table(self, X: Any, *, reset: bool) -> Array:
-        """Validate a table with categorical columns, and return it with one column per category."""
+        """Validate a table with categorical columns and return it with one column per category."""
         if self.visible_shape is not None:
             raise ValueError(f"visible_shape must be None for tables with text columns, got {self.visible_shape}")
         if not reset:
@@ -324,7 +325,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return self._encoding.encode(checked)
 
     def _mask_shape(self, unit: Unit) -> tuple[int, ...]:
-        """Return the shape of the masks: the columns of a table with categories, or the sites of the layer."""
+        """Return the shape of a mask, which covers the columns of a mixed table or the sites of the visible layer."""
         return (len(self._encoding.widths),) if self._encoding.is_mixed else unit.site_shape
 
     def _block(self, unit: Unit) -> tuple[int, ...]:
@@ -358,7 +359,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     ) -> Iterator[tuple[Array, Array, Array]]:
         """For each batch, yield the squared errors, the predicted variances and a mask of the observed entries.
 
-        The blocks are partitioned at random into `parts` parts, and one part is masked at a time. The results are
+        The blocks are partitioned at random into `parts` groups, and one group is masked at a time. The results are
         averaged over `rounds` partitions.
         """
         machine = self.model_.machine_
@@ -409,14 +410,14 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         restore_names(self, described["feature_names"])
 
     def _saved_encoding(self, described: Mapping[str, Any]) -> tuple[TableEncoding, int]:
-        """Return the saved encoding of a table, and the number of its columns."""
+        """Return the saved encoding of a table and the number of its columns."""
         if "columns" not in described:
             return TableEncoding(), self.model_.n_features_in_
         n_columns = len(described["columns"]["kept"])
         encoding = TableEncoding.from_description(described["columns"], (n_columns,))
         if (sum(encoding.widths),) != self.visible_shape_:
             raise StorageError(
-                f"the columns have {sum(encoding.widths)} entries, but the model has {self.visible_shape_}"
+                f"the encoded columns have {sum(encoding.widths)} entries, but the model requires {self.visible_shape_}"
             )
         return encoding, n_columns
 

@@ -1,7 +1,7 @@
 """Parameters shared by estimators, and their conversion to recipes, units, couplings and seeds.
 
-Estimators are dataclasses for one reason only: to generate `__init__`, which scikit-learn inspects, from the fields of
-the class and its bases. :mod:`mvrbm.estimators.persistence` saves and loads the parameters.
+Estimators are dataclasses only so that `__init__`, which scikit-learn inspects, is generated from the fields of the
+class and its bases. :mod:`mvrbm.estimators.persistence` saves and loads the parameters.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class TrainingParameters:
         if self.negative is not None:
             phase = NEGATIVE_PHASES[choice(self.negative, "negative", NEGATIVE_PHASES)]()
         if self.n_chains is not None and not phase.chain_shape:
-            raise ValueError("n_chains requires persistent chains: use negative='pcd' or negative='tempered'")
+            raise ValueError("n_chains requires persistent chains; use negative='pcd' or negative='tempered'")
         phase = dataclasses.replace(phase, **without_none({"n_chains": self.n_chains, "steps": self.gibbs_steps}))
         given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
         return dataclasses.replace(recipe, negative=phase, **without_none(given))
@@ -144,11 +144,11 @@ def check_axes(link: Coupling, unit: Unit, hidden_shape: tuple[int, ...], modali
     hint = ", or pass visible_shape if each row is a flattened array" if len(unit.shape) == 1 else ""
     if modality is not None:
         raise ValueError(
-            f"hidden_shape {hidden_shape} has {axes}, but samples of modality {modality!r} have shape {unit.shape}: "
+            f"hidden_shape {hidden_shape} has {axes}, but samples of modality {modality!r} have shape {unit.shape}; "
             f"use coupling=Dense() for this modality"
         )
     raise ValueError(
-        f"hidden_shape {hidden_shape} has {axes}, but samples of shape {unit.shape} have {len(unit.shape)}: use the "
+        f"hidden_shape {hidden_shape} has {axes}, but samples of shape {unit.shape} have {len(unit.shape)}; use the "
         f"same number of axes{hint}"
     )
 

@@ -1,4 +1,4 @@
-"""Outlier detector with the PyOD interface, :class:`PyODDetector`. Requires ``pip install 'mvrbm[pyod]'``.
+"""Outlier detector with the PyOD interface. To install PyOD, run ``pip install 'mvrbm[pyod]'``.
 
 The class is created on first use, so that this module can be imported without PyOD.
 """
@@ -27,7 +27,7 @@ def _make_class() -> type:
         contamination : float, default=0.1
             Fraction of outliers in the training data, in the range (0, 0.5].
         detector : MVRBMOutlierDetector, optional
-            The detector to use. Its parameter `contamination` is ignored. Default: ``MVRBMOutlierDetector()``.
+            The detector to use. Its `contamination` parameter is ignored. Default: ``MVRBMOutlierDetector()``.
 
         Attributes
         ----------

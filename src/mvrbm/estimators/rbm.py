@@ -82,7 +82,7 @@ class TVRBM(SingleLayerRBM):
 
     References
     ----------
-    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: Remark 3.
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016, Remark 3.
     """
 
     hidden_shape: Any = None
@@ -155,7 +155,7 @@ class MVRBM(TVRBM):
     visible_shape_ : tuple of int
         Shape of a sample.
     n_epochs_, n_updates_ : int
-        Number of epochs and updates that the model has been trained for.
+        Number of epochs and number of updates for which the model has been trained.
     interrupted_ : bool
         Whether Ctrl-C or SIGTERM stopped the last call to `fit`.
     components_ : array of shape (n_hidden, n_visible_features)
@@ -179,7 +179,7 @@ class MVRBM(TVRBM):
 
     References
     ----------
-    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: equations (3), (8) and (9), Algorithm 1.
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016, equations (3), (8) and (9), Algorithm 1.
     """
 
     largest_order = 2
@@ -219,7 +219,7 @@ class RBM(SingleLayerRBM):
 
     References
     ----------
-    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: equation (1).
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016, equation (1).
     """
 
     hidden_shape: Any = 256

@@ -1,4 +1,4 @@
-"""Score data under a fitted model: `score_samples`, `score`, `log_likelihood`, `free_energy`."""
+"""Methods that score data under a fitted model: `score_samples`, `score`, `log_likelihood`, `free_energy`."""
 
 from typing import Any
 
@@ -21,8 +21,8 @@ class ScoringMixin(BaseRBM):
 
         By default, the result for samples with more than 16 entries is an unbiased estimate that combines the exact
         conditional probabilities of 16 entries with approximations for all other entries. See
-        :func:`mvrbm.likelihood.pseudo_log_likelihood`. The estimate takes less time than one training epoch, and it is
-        deterministic.
+        :func:`mvrbm.likelihood.pseudo_log_likelihood`. The estimate is deterministic and takes less time than one
+        training epoch.
 
         Parameters
         ----------
@@ -63,7 +63,7 @@ class ScoringMixin(BaseRBM):
         """
         check_is_fitted(self)
         if len(self._machines) > 1:
-            raise ValueError("the likelihood of a stack cannot be estimated: use score_samples instead")
+            raise ValueError("the likelihood of a stack cannot be estimated; use score_samples instead")
         layers = self._read_layers(X, reset=False)
         # `log_likelihood_interval` validates the values.
         data = joined(batches(layers, self.machine_.layers, check=False))
@@ -76,7 +76,7 @@ class ScoringMixin(BaseRBM):
     def free_energy(self, X: Any) -> Array:
         """Return the free energy of each sample in nats, as an array of shape (n,).
 
-        The free energy is the negative log-likelihood minus log Z, so differences in free energy between samples are
+        The free energy is the negative log-likelihood minus log Z, so differences in free energy between samples equal
         negative differences in log-likelihood. For stacks, it is the free energy under the lowest machine.
         """
         check_is_fitted(self)

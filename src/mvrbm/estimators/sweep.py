@@ -1,8 +1,8 @@
-"""Parameter sweeps: train one estimator with many settings, such as seeds, learning rates or ranks, on the same data.
+"""Parameter sweeps, which train one estimator on the same data with many seeds, learning rates or ranks.
 
 On a GPU, machines with the same shapes are trained together in the same kernels, because a single small machine cannot
-keep the GPU busy. See :func:`mvrbm.training.fit_together`. With several processes (``torchrun``), each process trains
-some of the candidates.
+keep the GPU busy. See :func:`mvrbm.training.fit_together`. With several processes (``torchrun``), each process trains a
+share of the candidates.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class Sweep:
 
         Notes
         -----
-        If `fit` raises an exception, including KeyboardInterrupt, the sweep is the same as before. With `checkpoints`,
-        another call to `fit` continues the training runs.
+        If `fit` raises an exception, including KeyboardInterrupt, the sweep is restored to its previous state. With
+        `checkpoints`, another call to `fit` continues the training runs.
         """
         with undo_on_error(self):
             self._fit(np.asarray(X), y, checkpoints, ignore_mismatch)
@@ -150,7 +150,7 @@ class Sweep:
         self.best_params_ = self.candidates_[best].params
         self.best_score_ = self.candidates_[best].score
         if self.best_score_ == float("-inf"):
-            raise DivergenceError(f"all {len(self.candidates_)} training runs diverged: use lower learning rates")
+            raise DivergenceError(f"all {len(self.candidates_)} training runs diverged; use lower learning rates")
         self.best_estimator_ = self._share_estimator(best, world, X[kept])
 
     def _split(self, n: int) -> tuple[Any, Any]:
@@ -158,7 +158,7 @@ class Sweep:
         number(self.validation_fraction, "validation_fraction", 0, 1, exclude_low=True)
         n_held = max(1, round(self.validation_fraction * n))
         if n_held >= n:
-            raise ValueError(f"too few samples: cannot hold out {n_held} of {n} for scoring")
+            raise ValueError(f"cannot hold out {n_held} of {n} samples for scoring")
         order = np.random.default_rng(self.random_state).permutation(n)
         return np.sort(order[n_held:]), np.sort(order[:n_held])
 

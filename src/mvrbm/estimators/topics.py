@@ -1,4 +1,4 @@
-"""Replicated softmax, a topic model for word counts. The counts may be sparse."""
+"""Replicated softmax, a topic model for word counts in dense or sparse matrices."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         ----------
         X : sparse matrix or array of shape (n, n_features)
             Number of occurrences of each word in each document, such as the output of `CountVectorizer`. Sparse
-            matrices are converted to dense arrays only one batch at a time.
+            matrices are converted to dense arrays one batch at a time.
         y : None
             Not used, present here for API consistency by convention.
         callbacks : sequence of Callback
@@ -189,7 +189,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         -----
         Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
         respectively. The model trained so far can then be used, and `interrupted_` is True. After an error or a second
-        Ctrl-C, the model is the same as before `fit`.
+        Ctrl-C, the model is restored to its state before `fit`.
         """
         continues = self.warm_start and hasattr(self, "machine_")
         with undo_on_error(self, [self.machine_] if continues else []):
@@ -225,7 +225,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         counts = self._counts(X, reset=not continues)
         if (longest := float(counts.sum(1).max())) > _LONGEST:
             raise ValueError(
-                f"a document in X has {longest:.3g} words, but the maximum is {_LONGEST:,}: divide the counts"
+                f"a document in X has {longest:.3g} words, but the maximum is {_LONGEST:,}; scale down the counts"
             )
         if not continues:
             topics = Bernoulli(whole_number(self.n_components, "n_components"))
@@ -233,8 +233,8 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
             self._set_machine(machine)
         elif self.machine_.hidden.shape != (self.n_components,):
             raise ValueError(
-                f"training cannot continue: the model has {self.machine_.hidden.shape[0]} topics, but n_components is "
-                f"{self.n_components} (use warm_start=False to train a new model)"
+                f"training cannot continue because the model has {self.machine_.hidden.shape[0]} topics, but "
+                f"n_components is {self.n_components}; use warm_start=False to train a new model"
             )
         return counts
 
@@ -387,7 +387,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         counts = sparse.csr_matrix(checked)
         if counts.nnz and counts.data.min() < 0:
             raise ValueError(
-                f"Negative values in data passed to X: counts must be at least 0, got {counts.data.min():g}"
+                f"Negative values in data passed to X; counts must be at least 0, got {counts.data.min():g}"
             )
         return counts
 

@@ -10,10 +10,10 @@ from torch import nn
 
 @contextlib.contextmanager
 def undo_on_error(estimator: Any, trained_in_place: Iterable[nn.Module] = ()) -> Iterator[None]:
-    """Restore all attributes of an estimator if the context ends with an exception, even with KeyboardInterrupt.
+    """Restore all attributes of an estimator if the context ends with an exception, including KeyboardInterrupt.
 
-    A new estimator is then not fitted, and a fitted estimator is the same as before. If the context trains existing
-    modules in place, pass them as `trained_in_place`, so that their parameters are restored too.
+    A new estimator then remains unfitted, and a fitted estimator returns to its previous state. If the context trains
+    existing modules in place, pass them as `trained_in_place`, so that their parameters are restored too.
     """
     attributes = dict(vars(estimator))
     tensors = [tensor for module in trained_in_place for tensor in (*module.parameters(), *module.buffers())]

@@ -125,10 +125,10 @@ def descend(
     module : Module
         Module to train.
     decaying : sequence of Parameter
-        Parameters that weight decay applies to.
+        Parameters to which weight decay applies.
     loss : callable
         Function that maps sample indices, of shape (m,), to the weighted sum of their losses.
-    weights : Tensor (n,)
+    weights : Tensor of shape (n,)
         Weights of the samples.
     settings : DescentSettings
         Training settings.
@@ -136,7 +136,7 @@ def descend(
         Random source for the order of the samples. Epoch `e` uses the random numbers of step `e`.
     score : callable, optional
         Function that returns the error rate and the cross-entropy on held-out samples. It is called after every epoch.
-        The final parameters are those from the epoch with the lowest error rate. Ties are resolved by the lowest
+        The final parameters are those from the epoch with the lowest error rate. Ties are broken by the lowest
         cross-entropy.
     draws_from : sequence of RandomSource
         Random sources used by the loss. They advance by one step per update.
@@ -270,7 +270,9 @@ class _Descent:
         if not math.isfinite(float(self.progress.losses[-1])):
             assign(self._learned, self._before)
             rate = self._settings.learning_rate
-            raise DivergenceError(f"epoch {self.progress.epoch}: the loss is not finite. Lower learning_rate={rate:g}")
+            raise DivergenceError(
+                f"the loss is not finite in epoch {self.progress.epoch}; use a learning_rate below {rate:g}"
+            )
 
     def stops_after(self, score: Score) -> bool:
         """Score the parameters, or their moving average if enabled, and return whether to stop early."""
@@ -306,7 +308,7 @@ class _Descent:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def _named(self) -> dict[str, Sequence[Tensor]]:
-        """Return all lists of tensors that have the shapes of the parameters, by purpose."""
+        """Return all lists of tensors that have the shapes of the parameters, keyed by purpose."""
         return {
             "learned": self._learned,
             "before": self._before,

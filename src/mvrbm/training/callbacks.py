@@ -117,7 +117,7 @@ class Callback:
         """Called after metrics are added to the history."""
 
     def read_with(self, read: Callable[[Any], Any]) -> None:
-        """Called by an estimator before training, with the function that converts its data to arrays by layer."""
+        """Called by an estimator before training, with the function that converts its data to arrays keyed by layer."""
 
     def for_layer(self, number: int) -> Callback:
         """Return the callback to use for one machine in a stack."""
@@ -195,7 +195,7 @@ class ProgressBar(Reporter):
 
 
 class EpochLines(Reporter):
-    """Callback that prints one line per epoch to standard error. Unlike a progress bar, it suits log files."""
+    """Callback that prints one line per epoch to standard error, which is more suitable for log files."""
 
     def on_epoch_end(self, trainer: TrainingRun) -> None:
         error = trainer.history[-1].get("reconstruction_error") if trainer.history else None
@@ -216,7 +216,7 @@ class Monitor(Periodic):
         Number of updates between measurements. If None, metrics are computed after every epoch.
     pseudo_sites : int
         Number of sites used to estimate the pseudo-likelihood. If the units have many values, each of these sites is
-        visited for some of the samples only, which takes about 0.1 s for images of 28 x 28 pixels. If 0, the
+        evaluated for only a subset of the samples, which takes about 0.1 s for 28x28 images. If 0, the
         pseudo-likelihood is not computed.
     annealing_steps : int
         Number of temperatures, such as 1000, used to estimate the log-likelihood by annealed importance sampling. If 0,
@@ -230,8 +230,8 @@ class Monitor(Periodic):
     - `pseudo_log_likelihood`: estimate of the pseudo-log-likelihood of the training samples.
     - `log_likelihood`, `log_likelihood_lower` and `log_likelihood_upper`: interval estimate of the log-likelihood. See
       :func:`~mvrbm.likelihood.log_likelihood_interval`. Reverse annealing starts from 100 of the training samples.
-    - `dead` and `saturated`: fractions of hidden units whose mean is below 0.01, or above 0.99, for all samples. Only
-      logged for hidden units with bounded values.
+    - `dead` and `saturated`: fractions of hidden units whose means are below 0.01 or above 0.99, respectively, for all
+      samples. Only logged for hidden units with bounded values.
     - `validation_error`: reconstruction error on the held-out samples. Requires `validation`.
     - `free_energy_gap`: mean free energy of the held-out samples minus the mean free energy of the training samples.
       Requires `validation`. The gap grows when the model begins to overfit. The mean log-likelihood of the held-out
@@ -262,7 +262,7 @@ class Monitor(Periodic):
         """Create a monitor from up to `n_samples` evenly spaced samples without missing entries.
 
         `samples` has shape (n, ...). `known` is True where an entry is known. If `known` is None, all entries are
-        known. Other options are passed to the constructor.
+        known. Other arguments are passed to the constructor.
         """
         complete = np.arange(len(samples)) if known is None else np.flatnonzero(known.reshape(len(known), -1).all(1))
         if not len(complete):
@@ -317,7 +317,7 @@ class Monitor(Periodic):
 
 def _require_metrics(trainer: TrainingRun, name: str) -> None:
     if not any(callback.logs for callback in trainer.callbacks):
-        raise ValueError(f"{name} requires logged metrics: add a Monitor callback")
+        raise ValueError(f"{name} requires logged metrics; add a Monitor callback")
 
 
 def _all_of(data: Any, trainer: TrainingRun) -> dict[str, Tensor]:
@@ -393,9 +393,9 @@ class EarlyStopping(Callback):
     larger_is_better : bool
         Whether larger values of the metric are better.
     restore_best : bool, default=False
-        Whether the machine ends with the parameters that had the best value of the metric, instead of the last ones.
-        They are restored when training stops early or reaches the last epoch, but not after an interrupt. Checkpoints
-        contain the best parameters so far in addition to the current ones, so a resumed run gives the same result.
+        Whether to restore the parameters with the best value of the metric instead of keeping the last ones. They are
+        restored when training stops early or reaches the last epoch, but not after an interrupt. Checkpoints contain
+        the best parameters so far in addition to the current ones, so a resumed run gives the same result.
     """
 
     logs = False
@@ -458,7 +458,7 @@ class EarlyStopping(Callback):
 
 
 class Checkpoint(Periodic):
-    """Callback that saves checkpoints at regular intervals, and when training ends or is interrupted.
+    """Callback that saves checkpoints at regular intervals and when training ends or is interrupted.
 
     Parameters
     ----------
@@ -486,7 +486,7 @@ class Checkpoint(Periodic):
                 return
             if trainer.update == 0 and any(self.folder.glob("update-*")):
                 raise StorageError(
-                    f"{self.folder} contains checkpoints from an earlier training run: resume that run, or choose "
+                    f"{self.folder} contains checkpoints from an earlier training run; resume that run or choose "
                     "another folder"
                 )
             self._lock.close()
@@ -495,7 +495,7 @@ class Checkpoint(Periodic):
                 self._lock.enter_context(lock(self.folder))
             except BlockingIOError:
                 raise StorageError(
-                    f"another process is writing checkpoints to {self.folder}: wait for it to finish, or choose "
+                    f"another process is writing checkpoints to {self.folder}; wait for it to finish or choose "
                     "another folder"
                 ) from None
             except OSError as error:

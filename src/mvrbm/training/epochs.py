@@ -48,7 +48,7 @@ class EpochOrders:
 
 
 class EpochLoop:
-    """Loop that computes whole epochs for one training run, or for several runs with machines with the same shapes.
+    """Loop that computes whole epochs for one training run, or for several runs whose machines have the same shapes.
 
     Parameters
     ----------

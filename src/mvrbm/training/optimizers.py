@@ -70,7 +70,7 @@ class OptimizerSettings:
             metric = self._plateau_metric
             values = [row[metric] for row in state.history if metric in row]
             if not values:
-                raise ValueError(f"ReduceLROnPlateau requires the metric '{metric}': add a Monitor callback to log it")
+                raise ValueError(f"ReduceLROnPlateau requires the metric '{metric}'; add a Monitor callback to log it")
             state.scheduler.step(values[-1])
         elif state.scheduler is not None:
             state.scheduler.step()

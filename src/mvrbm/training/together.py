@@ -57,7 +57,7 @@ def fit_together(trainers: Sequence[Trainer], data: Sequence[Any], *, initialize
 
 
 def _groups(trainers: Sequence[Trainer], sources: Sequence[Source]) -> list[tuple[str | None, list[int]]]:
-    """Divide prepared runs into groups, and return the kernel backend for each group and the indices of its runs.
+    """Divide prepared runs into groups. Return the kernel backend for each group and the indices of its runs.
 
     The backend is None for a single run.
     """
@@ -110,7 +110,7 @@ def _fit_alone(trainer: Trainer, source: Source) -> bool:
 
 
 def _fit_group(trainers: Sequence[Trainer], sources: Sequence[Source], kernels: str) -> list[bool]:
-    """Train prepared machines with the same shapes together and return, for each, whether training diverged."""
+    """Train prepared machines with the same shapes together and return whether each one diverged."""
     recipe = trainers[0].recipe
     for trainer in trainers:
         trainer.n_epochs = recipe.n_epochs

@@ -1,4 +1,4 @@
-"""Trainer with the loop over epochs and batches. Backends (:mod:`mvrbm.backends`) compute the updates."""
+"""Trainer, which implements the loop over epochs and batches. Backends (:mod:`mvrbm.backends`) compute the updates."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Trainer:
     backend : str
         Backend that computes the updates. ``"auto"`` selects the fastest backend. ``"reference"`` computes gradients
         with autograd. All backends give the same results up to rounding. Other valid names are listed in
-        `mvrbm.backends.choose.BACKENDS`. `fit` raises ValueError if the requested backend cannot compute the training
-        run, and uses it even if another backend is faster.
+        `mvrbm.backends.choose.BACKENDS`. A requested backend is used even if another backend is faster. `fit` raises
+        ValueError if the requested backend does not support the training run.
     callbacks : sequence of Callback
         Callbacks to call during training.
     seed : int
@@ -240,8 +240,8 @@ class Trainer:
 
         Parameters
         ----------
-        data : array, path to a .npy file, mapping from layer names to these, Dataset or DataLoader
-            Training data. The first axis of an array indexes the samples. For Bernoulli layers, byte data is scaled to
+        data : array, path to a .npy file, mapping of str to array or path, Dataset or DataLoader
+            Training data. The first axis of an array indexes the samples. For Bernoulli layers, uint8 data is scaled to
             [0, 1] one batch at a time.
         n_epochs : int, optional
             Total number of epochs. If None, the value in the recipe is used.
@@ -321,7 +321,7 @@ class Trainer:
                 backend.load(self.state)  # a callback may have changed the state
 
     def _run_batches(self, backend: UpdateBackend, source: Source) -> bool:
-        """Compute the remaining updates in the current epoch, and return whether training was stopped."""
+        """Compute the remaining updates in the current epoch and return whether training was stopped."""
         state = self.state
         full = source.full_batch(self.recipe.batch_size)
         before = self.update
@@ -336,7 +336,7 @@ class Trainer:
             if self._any_process_stops():
                 return True
         if self.update == before and state.batch == 0:
-            raise ValueError("the data produced no batches in this epoch: check that it can be iterated more than once")
+            raise ValueError("the data produced no batches in this epoch; check that it can be iterated more than once")
         source.check = False  # every sample has been validated
         return False
 
@@ -424,7 +424,7 @@ class Trainer:
             Weight of the gradient. Smaller batches have weights below 1, so that all samples count equally.
         """
         if self.state.learning_rate is None:
-            raise ValueError("this training run has not begun: call fit or prepare before train_on")
+            raise ValueError("this training run has not started; call fit or prepare before train_on")
         backend = self._update_backend or ReferenceBackend(self.update_settings())
         share = self._share_of(batch)
         data: Layers = batch.visible
@@ -552,15 +552,15 @@ class Trainer:
     def save(self, folder: str | PathLike[str], keep: int = 2) -> Path:
         """Write a checkpoint to `folder` and return its path. Only the `keep` most recent checkpoints are kept."""
         if self._to_restore is not None:
-            raise StorageError("the checkpoint to resume from has not been restored yet: call fit before save")
+            raise StorageError("the checkpoint to resume from has not been restored yet; call fit before save")
         return checkpoints.save(self.state, self._description(), folder, keep)
 
     def resume(self, folder: str | PathLike[str], *, ignore_mismatch: bool = False) -> bool:
         """Make the next `fit` resume from the most recent checkpoint in `folder`. Return False if there is none.
 
         The number of epochs may differ from the number in the checkpoint. If the recipe, seed, optimizer or data
-        differ, this method or `fit` raises :class:`~mvrbm.errors.StorageError`. If `ignore_mismatch` is True, they
-        issue a warning instead.
+        differ, this method or `fit` raises :class:`~mvrbm.errors.StorageError`. If `ignore_mismatch` is True, a warning
+        is issued instead.
         """
         with self.world.raise_together(StorageError):
             found = checkpoints.newest(folder) if self.world.is_main else None
@@ -594,7 +594,7 @@ class Trainer:
 def load_checkpoint(folder: Path, config: dict[str, Any], device: str | torch.device) -> Trainer:
     """Create a trainer that resumes from a checkpoint. Used by :func:`mvrbm.load`.
 
-    `folder` is a checkpoint, or a checkpoint folder, in which case the most recent checkpoint is used.
+    `folder` is either a single checkpoint or a checkpoint folder, whose most recent checkpoint is used.
     """
     path = folder if (folder / "trainer.json").is_file() else checkpoints.newest(folder)
     if path is None:
@@ -603,6 +603,6 @@ def load_checkpoint(folder: Path, config: dict[str, Any], device: str | torch.de
     known = {name: plain["settings"][name] for name in ("seed", "missing_steps") if plain["settings"].get(name)}
     trainer = Trainer(read_machine(path).to(resolve_device(device)), plain["recipe_asked"], **known)
     if plain.get("scheduler") is not None:
-        raise StorageError(f"{path} was saved with a scheduler: create the same Trainer and call its resume method")
+        raise StorageError(f"{path} was saved with a scheduler; create the same Trainer and call its resume method")
     trainer.resume_from(path)
     return trainer

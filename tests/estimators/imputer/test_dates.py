@@ -44,7 +44,7 @@ def test_an_imputer_names_a_date_in_another_format():
 def test_text_with_as_many_values_as_rows_is_copied():
     frame = pd.DataFrame({"name": [f"n{k}" for k in range(40)], "kind": ["x", "y"] * 20, "size": [1.0, 2.0] * 20})
     frame.loc[3, ["name", "size"]] = None
-    with pytest.warns(UserWarning, match=r"columns \['name'\] are left out of the model"):
+    with pytest.warns(UserWarning, match=r"columns \['name'\] are excluded from the model"):
         filled = MVRBMImputer("none", random_state=0).fit_transform(frame)
     assert list(filled.columns) == ["name", "kind", "size"]
     pd.testing.assert_series_equal(filled["name"], frame["name"], check_dtype=False)

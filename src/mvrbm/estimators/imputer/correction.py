@@ -63,9 +63,10 @@ class Correction(nn.Module):
 
     @classmethod
     def new(cls, size: int, hidden: str, n_hidden: int, filled: str, rng: RandomSource, like: Tensor) -> Correction:
-        """Create an untrained correction, which barely changes predictions, for samples of `size` standardized entries.
+        """Create an untrained correction for samples of `size` standardized entries.
 
-        `hidden` and `filled` are the unit types of the hidden layers and of the layer `filled`.
+        An untrained correction barely changes predictions. `hidden` and `filled` are the unit types of the hidden
+        layers and of the layer `filled`.
         """
         below = {"value": Gaussian(size), "known": Bernoulli(size)}
         above = {"below": Gaussian(n_hidden), "filled": make_unit(filled, size)}
@@ -217,7 +218,7 @@ class CorrectionTrainer:
         return error, correction
 
     def _loss(self, correction: Correction) -> Callable[[Tensor], Tensor]:
-        """Return a loss function: the squared error on randomly hidden entries of the samples with given indices."""
+        """Return a function that computes the squared error on randomly hidden entries of the given samples."""
         patterns = missing_patterns(self.samples.known)
 
         def loss(rows: Tensor) -> Tensor:

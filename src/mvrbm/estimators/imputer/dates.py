@@ -1,4 +1,4 @@
-"""Columns of dates in data frames, as numbers of days and back in their original format."""
+"""Convert date columns in data frames to numbers of days and back to their original format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NATIVE = ""
 
 
 def date_format(column: Any) -> str | None:
-    """Return the common format of all dates in a column of a data frame, or None if the column has other values."""
+    """Return the format shared by all dates in a data frame column, or None if it contains other values."""
     if getattr(column.dtype, "kind", "O") == "M":
         return NATIVE
     known = column.dropna()
@@ -42,7 +42,7 @@ def days_of(column: Any, date_format: str) -> Array:
 
 
 def fill_dates(column: Any, date_format: str, days: Array) -> Any:
-    """Replace the missing dates in a column by dates in the same format, given in days since 1970."""
+    """Fill in the missing dates in a column, in its own format. `days` contains dates as days since 1970."""
     missing = np.asarray(column.isna())
     found = _pandas().to_datetime(days[missing], unit="D", utc=True)
     if date_format == NATIVE:
@@ -57,7 +57,7 @@ def fill_dates(column: Any, date_format: str, days: Array) -> Any:
 
 
 def _parsed(column: Any, date_format: str) -> Any:
-    """Convert dates to time stamps in UTC. Values that are not dates in the given format become NaT."""
+    """Convert dates to UTC timestamps. Values that are not dates in the given format become NaT."""
     return _pandas().to_datetime(column, format=date_format or None, errors="coerce", utc=True)
 
 

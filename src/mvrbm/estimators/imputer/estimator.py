@@ -1,4 +1,4 @@
-"""The estimator :class:`MVRBMImputer`. The other modules in this package define its models."""
+"""Imputer for missing entries, :class:`MVRBMImputer`. The other modules in this package define its models."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         units if the correction reduces the error on held-out entries, and no correction otherwise. With fewer than 200
         samples, or with more than 10,000 entries per sample, it uses no correction.
     n_factors : int, optional
-        Number of factors (hidden units in the linear model). Default: a power of two, selected by the error on
+        Number of factors (hidden units in the linear model). Default: the power of two with the smallest error on
         held-out entries.
     n_hidden : int, optional
         Number of hidden units in each of the two layers of the correction. Default: three per entry, up to 1,000.
@@ -88,9 +88,9 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     categorical_features : {"from_dtype"}, array of int, str or bool, or None, default="from_dtype"
         Categorical columns in 2-D data, given as indices, names or a mask. ``"from_dtype"`` selects the non-numeric
         columns of a data frame. Missing entries in categorical columns are replaced with the most probable category.
-        Columns of dates are treated as numbers instead, and filled in with dates in the same format. Text columns with
-        more than 20 different values, in more than half of the rows, are not part of the model and are returned
-        unchanged. Convert them to dtype ``"category"`` to use them as categories.
+        Date columns are treated as numeric and filled in with dates in the same format. Text columns are excluded from
+        the model and returned unchanged if they have more than 20 distinct values and more than half of their known
+        values are distinct. Convert them to dtype ``"category"`` to use them as categories.
     n_epochs : int, optional
         Number of epochs for training the correction. Default: enough epochs for 3,000 to 6,000 updates, depending on
         the number of samples.
@@ -99,8 +99,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     learning_rate : float, default=0.001
         Initial learning rate for training the correction.
     keep_empty_features : bool, default=False
-        Whether to keep columns of 2-D data that have no known entries, and fill them with 0. If False, `transform`
-        drops them. In data with more axes, such entries are always kept.
+        Whether to keep columns of 2-D data that have no known entries and fill them with 0. If False, `transform` drops
+        them. For data with more axes, all entries are kept.
     random_state : int, RandomState or None, default=None
         Seed or generator for random numbers. Pass an int for reproducible results.
     device : str or torch.device, default="auto"
@@ -165,7 +165,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
         Notes
         -----
-        If `fit` raises an exception, including KeyboardInterrupt, the imputer is the same as before.
+        If `fit` raises an exception, including KeyboardInterrupt, the imputer is restored to its previous state.
         """
         with undo_on_error(self):
             self._fit(X)
@@ -244,7 +244,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         self._predictor = Predictor(Factors.of(self.machine_), self.correction_, scaling)
 
     def _report(self, tried: str, error: float) -> None:
-        """Record the error of a model in `errors_`, and print it if `verbose` is nonzero."""
+        """Record the error of a model in `errors_` and print it if `verbose` is nonzero."""
         self.errors_[tried] = error
         self._print(f"{tried}: error on held-out entries is {error:.4g} standard deviations")
 
@@ -310,7 +310,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
     @property
     def encoding_(self) -> TableEncoding:
-        """Treatment of the columns of a table: categories, dates, and columns that are copied or dropped."""
+        """Encoding of table columns, which specifies categories, dates, and columns that are copied or dropped."""
         return self._encoding
 
     @property
@@ -326,7 +326,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
     @torch.no_grad()
     def _map_samples(self, rows: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Apply a function to samples and their masks of known entries, and return the results as rows."""
+        """Apply a function to samples and their masks of known entries. Return the results as rows."""
         samples = rows.reshape(-1, math.prod(self._sample_shape())).to(self.machine_.like)
         size = max(1, _BATCH_ENTRIES // max(samples.shape[1], self.n_factors_**2))
         pieces = []
@@ -351,19 +351,19 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         largest = np.nanmax(np.abs(checked)) if checked.size and not np.isnan(checked).all() else 0.0
         if largest > LARGEST_PARAMETER:
             raise ValueError(
-                f"X reaches {largest:.3g}, but the largest supported magnitude is {LARGEST_PARAMETER:g}: rescale X"
+                f"X contains values of magnitude {largest:.3g}, but the limit is {LARGEST_PARAMETER:g}; rescale X"
             )
         if reset and 0 < (spread := np.nanmax(checked) - np.nanmin(checked) if largest else 0) < 1 / LARGEST_PARAMETER:
-            raise ValueError(f"the values in X differ by at most {spread:.3g}, which is too little: rescale X")
+            raise ValueError(f"the values in X differ by at most {spread:.3g}, which is too little; rescale X")
         if reset:
             self._shape_in = shape
             self._encoding.learn_kept(checked, keep_all=self.keep_empty_features or len(shape) > 1)
             if bool(np.isnan(checked).all()):
-                raise ValueError("all entries are missing: fit requires at least one known entry")
+                raise ValueError("all entries are missing, but at least one known entry is required")
             if dropped := np.flatnonzero(~self._encoding.returned).tolist():
                 names = getattr(self, "feature_names_in_", np.arange(len(self._encoding.kept)))[dropped].tolist()
-                advice = "transform drops them (use keep_empty_features=True to keep them)"
-                warnings.warn(f"columns {names} have no known entries: {advice}", stacklevel=3)
+                advice = "use keep_empty_features=True to keep them"
+                warnings.warn(f"columns {names} are dropped because they have no known entries; {advice}", stacklevel=3)
         elif shape != self._shape_in:
             raise ValueError(f"samples must have shape {self._shape_in}, got {shape}")
         return torch.tensor(self._encoding.encode(checked))
@@ -378,7 +378,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         return self._shape_out[self.sample_axes_ - 1 :]
 
     def __sklearn_tags__(self) -> Any:
-        """Return scikit-learn tags, which declare support for NaN and preservation of float32 and float64."""
+        """Return scikit-learn tags, which declare that NaN is allowed and that float32 and float64 are preserved."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
@@ -435,12 +435,12 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         results = [self._predictor.mean(mean[None], every_second[None]).cpu(), standardized]
         if bool((scaling.scale <= 0).any()) or not all_finite(results):
             raise StorageError(
-                f"{folder}: 'center' and 'scale' do not match the correction: predictions are not finite"
+                f"predictions are not finite because 'center' and 'scale' in {folder} do not match the correction"
             )
 
 
 def _check_machines(machines: Sequence[BoltzmannMachine], shape: tuple[int, ...]) -> None:
-    """Raise StorageError unless the machines form a linear model, with or without a correction, for this shape."""
+    """Raise StorageError unless the machines form a linear model, with or without a correction, for the given shape."""
     linear, *others = machines
     if [unit.gaussian for unit in (linear.hidden, *linear.layers.values())] != [True, True]:
         raise StorageError(f"an imputer requires a machine with two Gaussian layers, got {linear}")

@@ -1,4 +1,4 @@
-r"""Factor analysis: a machine with Gaussian visible and hidden layers, trained by EM.
+r"""Factor analysis as a machine with Gaussian visible and hidden layers, trained by EM.
 
 Such a machine is a normal distribution whose covariance is a diagonal matrix plus a low-rank matrix. Its likelihood,
 its conditional means and the EM steps have closed forms, so it does not require sampling.
@@ -167,8 +167,9 @@ class Posterior(NamedTuple):
 def _solve_by_pattern(root: Tensor, projected: Tensor, which: Tensor, counts: Tensor) -> Tensor:
     """Solve one linear system per row and return the solutions, of shape (n, q).
 
-    `projected` contains the right-hand sides, of shape (n, q), and `root` the Cholesky factor for each pattern, of
-    shape (p, q, q). `which` contains the pattern index of each row, and `counts` the number of rows per pattern.
+    `projected` contains the right-hand sides, of shape (n, q), and `root` contains the Cholesky factor for each
+    pattern, of shape (p, q, q). `which` contains the pattern index of each row, and `counts` contains the number of
+    rows per pattern.
     """
     if 2 * len(root) > len(which):
         return torch.cholesky_solve(projected[:, :, None], root[which])[..., 0]
@@ -182,7 +183,7 @@ def _solve_by_pattern(root: Tensor, projected: Tensor, which: Tensor, counts: Te
 
 @torch.no_grad()
 def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factors | None = None) -> Factors:
-    """Fit a factor model to data with unknown entries by EM, and return the model.
+    """Fit a factor model to data with unknown entries by EM and return the model.
 
     Parameters
     ----------
@@ -195,7 +196,7 @@ def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factor
     n_steps : int
         Maximum number of EM steps.
     start : Factors, optional
-        Factors to start from, at most `rank`. Additional factors are initialized from the residuals.
+        Initial model, with at most `rank` factors. Additional factors are initialized from the residuals.
     """
     some = known.to(x.dtype)
     count = some.sum(0).clamp(min=1)

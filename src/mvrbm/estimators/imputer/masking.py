@@ -59,7 +59,7 @@ class Samples:
 
 
 def hold_out(x: Tensor, known: Tensor, shape: tuple[int, ...], rng: RandomSource) -> Samples:
-    """Hold out some of the known entries in one fifth of the samples, and return a :class:`Samples` object.
+    """Hold out known entries in one fifth of the samples and return a :class:`Samples` object.
 
     At least 50 samples (or half of the samples, if there are fewer than 100) and at most 400 samples have held-out
     entries. `x` and `known` have shape (n, D), and `shape` is the shape of a sample.
@@ -74,7 +74,7 @@ def hold_out(x: Tensor, known: Tensor, shape: tuple[int, ...], rng: RandomSource
 
 
 def missing_patterns(known: Tensor) -> Tensor | None:
-    """Return `known`, to be used as masks for other samples, or None if all entries are known."""
+    """Return `known` for use as masks for other samples, or None if all entries are known."""
     return None if bool(known.all()) else known
 
 
@@ -111,8 +111,8 @@ def random_masks(n: int, shape: tuple[int, ...], rng: RandomSource, like: Tensor
     """Draw random masks of the entries to show, of shape (n, *shape).
 
     About half of the masks show each entry independently, with a probability that is random for each mask. The other
-    masks show only the entries inside a random box, or only the entries outside it. For vectors, all masks show
-    independent entries, because the order of the entries in a vector has no meaning.
+    masks show only the entries inside a random box, or only the entries outside it. For vectors, all masks show each
+    entry independently, because the order of the entries in a vector has no meaning.
     """
     one_per_sample = (n, *[1] * len(shape))
     shown = rng.uniform((n, *shape), like) < rng.uniform(one_per_sample, like)

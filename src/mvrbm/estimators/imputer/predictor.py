@@ -16,7 +16,7 @@ from mvrbm.random import RandomSource
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predictor for missing entries: a linear model with an optional correction.
+    """Predictor for missing entries, which combines a linear model with an optional correction.
 
     Samples `x` and masks `known` of the known entries have shape (n, D). Unknown entries must not be NaN.
     """

@@ -31,11 +31,12 @@ class TableEncoding:
     categories : dict of int to array
         Sorted categories of each categorical column, by column index.
     dates : dict of int to str
-        Format of each column of dates, by column index. See :mod:`mvrbm.estimators.imputer.dates`.
+        Format of each date column, by column index. See :mod:`mvrbm.estimators.imputer.dates`.
     copied : list of int
         Indices of the columns that are not part of the model and are copied unchanged.
     kept : boolean array
-        Mask of the columns to encode: either the columns with known entries or all columns, without the copied columns.
+        Mask of the columns to encode: either the columns with known entries or all columns, excluding the copied
+        columns.
     """
 
     categories: dict[int, Array] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class TableEncoding:
         if found.copied:
             names = [str(X.columns[column]) for column in found.copied]
             warnings.warn(
-                f"columns {names} are left out of the model because they have nearly as many different values as rows. "
+                f"columns {names} are excluded from the model because more than half of their values are distinct. "
                 "To use them as categories, convert them to dtype 'category'",
                 stacklevel=4,
             )
@@ -73,7 +74,7 @@ class TableEncoding:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some columns are not numeric."""
+        """Whether any column is not numeric."""
         return bool(self.categories or self.dates or self.copied)
 
     @property
@@ -100,7 +101,7 @@ class TableEncoding:
         """Replace categories with their indices. Return the numeric rows and the shape of a sample.
 
         If `allow_new` is True, categories that were not in the training data get an index that :meth:`encode` converts
-        to zeros. Otherwise, they raise ValueError.
+        to zeros. Otherwise, such categories raise ValueError.
         """
         if self.is_mixed:
             columns = range(np.shape(X)[1])
@@ -203,12 +204,12 @@ class TableEncoding:
         kept = np.asarray(described["kept"], dtype=bool)
         if kept.shape != (n_columns,) or not {*categories, *dates, *copied} <= set(range(n_columns)):
             raise StorageError(
-                f"expected {n_columns} columns, got {kept.size} columns with categorical columns {sorted(categories)}"
+                f"expected {n_columns} columns, got {kept.size} columns, of which {sorted(categories)} are categorical"
             )
         if kept[copied].any():
             raise StorageError(f"columns {copied} cannot be both copied and encoded")
         if len(shape) > 1 and (categories or dates or copied or not kept.all()):
-            raise StorageError(f"samples of shape {tuple(shape)} cannot have categorical columns or dropped columns")
+            raise StorageError(f"samples of shape {tuple(shape)} cannot have categorical or dropped columns")
         return cls(categories, dates, copied, kept)
 
 

@@ -1,4 +1,4 @@
-"""Validation of checkpoint contents, and comparison of the stored training run with the current run."""
+"""Validate checkpoint contents and compare the stored training run with the current run."""
 
 import math
 import warnings
@@ -12,7 +12,7 @@ from torch import Tensor
 from mvrbm.errors import StorageError
 from mvrbm.validation import whole_number
 
-#: Exceptions that damaged or unexpected values may cause while a checkpoint is read.
+#: Exceptions that corrupted or unexpected values may cause while a checkpoint is read.
 VALUE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, OverflowError)
 
 # Groups of types that are interchangeable, because JSON does not distinguish them or because a setting may have any of
@@ -45,7 +45,7 @@ def instances(values: Any, types: type | tuple[type, ...], name: str) -> list[An
 def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any], what: str) -> None:
     """Raise ValueError unless the stored settings have the same names and types as the current settings."""
     if set(stored) != set(current):
-        raise ValueError(f"{what} has settings {sorted(stored)}, expected {sorted(current)}")
+        raise ValueError(f"{what} has settings {sorted(stored)}, but expected {sorted(current)}")
     for name, value in current.items():
         types = next((types for types in _INTERCHANGEABLE if isinstance(value, types)), (type(value),))
         found = instance(stored[name], types, f"{name} of {what}")
@@ -70,11 +70,11 @@ def check_tensors(
         Whether all names must be present.
     """
     if set(tensors) - set(shapes) or (complete and set(shapes) - set(tensors)):
-        raise ValueError(f"{what} are stored for {sorted(tensors)}, expected {sorted(shapes)}")
+        raise ValueError(f"{what} are stored for {sorted(tensors)}, but expected {sorted(shapes)}")
     for name, tensor in tensors.items():
         shape = shapes[name]
         if shape is not None and tuple(tensor.shape) != tuple(shape):
-            raise ValueError(f"{what} for '{name}' have shape {tuple(tensor.shape)}, expected {tuple(shape)}")
+            raise ValueError(f"{what} for '{name}' have shape {tuple(tensor.shape)}, but expected {tuple(shape)}")
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"{what} for '{name}' are not finite")
     return dict(tensors)
@@ -114,4 +114,4 @@ def require_same_run(found: list[str], path: Path, *, ignore_mismatch: bool) -> 
     message = f"{path} is a checkpoint from another training run: {'; '.join(found)}"
     if not ignore_mismatch:
         raise StorageError(f"{message} (use --ignore-mismatch or ignore_mismatch=True to resume anyway)")
-    warnings.warn(f"{message}. Training is resumed anyway", UserWarning, stacklevel=2)
+    warnings.warn(f"{message}. Training resumes anyway", UserWarning, stacklevel=2)

@@ -77,7 +77,7 @@ class DescentCheckpoint:
 
     @contextlib.contextmanager
     def damage_as_storage_error(self) -> Iterator[None]:
-        """Convert errors caused by damaged values to StorageError."""
+        """Convert errors caused by corrupted values to StorageError."""
         try:
             yield
         except StorageError:

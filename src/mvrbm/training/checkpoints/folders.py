@@ -1,4 +1,4 @@
-"""Find and remove all checkpoints of an earlier training run, including those in the subfolders of its parts."""
+"""Find and remove all checkpoints of an earlier training run, including those in subfolders."""
 
 import re
 import shutil
@@ -40,6 +40,6 @@ def remove_checkpoints(folder: Path) -> None:
             with lock(home):
                 shutil.rmtree(path)
         except BlockingIOError:
-            raise StorageError(f"another process is writing checkpoints to {home}: wait for it to finish") from None
+            raise StorageError(f"another process is writing checkpoints to {home}; wait for it to finish") from None
         except OSError as error:
             raise StorageError(f"{path} cannot be removed: {error.strerror or error}") from error

@@ -63,12 +63,12 @@ _FORMER_CENTER = "centre"
 
 @dataclass(frozen=True)
 class RunDescription:
-    """Description of a training run, which checkpoints store or compare in addition to the training state.
+    """Description of a training run, which is stored in checkpoints or compared with them.
 
     Parameters
     ----------
     recipe : Recipe
-        Recipe as passed by the user. It may not specify a learning rate.
+        Recipe as passed by the user. The learning rate may be unspecified.
     seed : int, optional
         Random seed, or None if the user did not choose one.
     missing_steps : int
@@ -264,19 +264,19 @@ def read_settings(path: Path) -> dict[str, Any]:
         return _checked(plain)
     except VALUE_ERRORS as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise StorageError(f"{path / _PLAIN} is damaged: {reason}") from error
+        raise StorageError(f"{path / _PLAIN} is corrupted: {reason}") from error
 
 
 def _checked(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the validated content of `trainer.json`, or raise an error for invalid values."""
+    """Return the validated contents of `trainer.json`, or raise an error for invalid values."""
     for name in ("epoch", "batch", "update", "scheduled"):
         counter(plain[name], name)
     counter(plain["processes"], "processes", 1)
     per_epoch = plain.get("batches_per_epoch")
     if per_epoch is not None and plain["batch"] > counter(per_epoch, "batches_per_epoch", 1):
-        raise ValueError(f"batch is {plain['batch']}, but an epoch has {per_epoch} batches")
+        raise ValueError(f"'batch' is {plain['batch']}, but an epoch has {per_epoch} batches")
     if plain["scheduled"] > plain["epoch"]:
-        raise ValueError(f"scheduled is {plain['scheduled']}, but only {plain['epoch']} epochs are complete")
+        raise ValueError(f"'scheduled' is {plain['scheduled']}, but only {plain['epoch']} epochs are complete")
     for row in instances(plain["history"], dict, "history"):
         instances(list(row.values()), (int, float), "a row in history")
     for entry in instances(plain["callbacks"], dict, "callbacks"):
@@ -302,8 +302,8 @@ def read(path: Path, machine: BoltzmannMachine, recipe: Recipe, *, ignore_mismat
     path : Path
         Path to the checkpoint.
     machine : BoltzmannMachine
-        Machine to load the parameters into. If its layers or couplings differ from the stored machine, StorageError is
-        raised.
+        Machine to load the parameters into. If its layers or couplings differ from those of the stored machine,
+        StorageError is raised.
     recipe : Recipe
         Recipe as passed by the user. If it differs from the stored recipe in any setting except `n_epochs`,
         StorageError is raised.
@@ -326,7 +326,7 @@ def read(path: Path, machine: BoltzmannMachine, recipe: Recipe, *, ignore_mismat
 
 @dataclass(frozen=True)
 class StoredRun:
-    """Content of a checkpoint. It is restored when `fit` receives the training data."""
+    """Contents of a checkpoint, which are restored when `fit` receives the training data."""
 
     plain: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -424,7 +424,7 @@ class StoredRun:
         if state.optimizer is None:
             # Version 0.1, which wrote `n_iter`, stored its own update rule as an SGD optimizer.
             if plain["kind"] != _RECIPE_RULE and "n_iter" not in self.plain["recipe"]:
-                raise ValueError(f"its optimizer is {plain['kind']}, but no optimizer was given")
+                raise ValueError(f"the stored optimizer is {plain['kind']}, but no optimizer was given")
             stored = tensors_under("momenta", self.tensors) or self._momenta_of_version_0_1(state)
             shapes = {name: parameter.shape for name, parameter in state.learned.items()}
             momenta = check_tensors(stored, shapes, "momenta", complete=False)
@@ -467,13 +467,17 @@ class StoredRun:
 
 def _restore_optimizer(optimizer: Optimizer, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     if plain["kind"] != type(optimizer).__name__:
-        raise ValueError(f"its optimizer is {plain['kind']}, not {type(optimizer).__name__}")
+        raise ValueError(
+            f"the stored optimizer is {plain['kind']}, but the given optimizer is {type(optimizer).__name__}"
+        )
     state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in plain["scalars"].items()}
     shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
     for name, tensor in tensors.items():
         index, key = name.split(".", 1)
         if tensor.shape not in ((), shapes[int(index)]):
-            raise ValueError(f"{key} in the optimizer has shape {tuple(tensor.shape)}, expected {shapes[int(index)]}")
+            raise ValueError(
+                f"{key} in the optimizer has shape {tuple(tensor.shape)}, but expected {shapes[int(index)]}"
+            )
         state.setdefault(int(index), {})[key] = tensor
     current = optimizer.state_dict()["param_groups"]
     groups = [{**stored, "params": now["params"]} for stored, now in zip(plain["groups"], current, strict=True)]
