@@ -383,10 +383,12 @@ class Checks:
         folder, out = place / "checkpoints", place / "model"
         before = files_of(out)
         for what in disturbances:
-            code, _ = self.launch(self.kind, folder, out, what)
+            code, operations = self.launch(self.kind, folder, out, what)
             self.counts[what.kind if code else "too late"] += 1
             if code not in _CODES[what.kind] | {0} and self.kind != TWO_RANKS:  # torchrun has its own exit codes.
                 self.failures.append(f"{name}: exit code {code} after {what}")
+            if not code and 0 < what.operation <= operations:
+                self.failures.append(f"{name}: {what} was ignored")
             self.failures += unreadable(folder)
             if code and what.kind != "SIGKILL":
                 self.failures += [f"{name}: {path} was not removed after {what}" for path in place.rglob(".*")]
