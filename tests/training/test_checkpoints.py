@@ -604,7 +604,7 @@ KILL_TEST = Path(__file__).parents[2] / "tools" / "kills.py"
 @pytest.mark.slow
 @pytest.mark.skipif(not KILL_TEST.exists(), reason="the tool is not part of the source distribution")
 def test_a_killed_run_ends_like_an_uninterrupted_one():
-    """Three SIGKILLs at random times, a SIGTERM and a full disk. The tool itself covers all kinds of training."""
+    """Three SIGKILLs, a SIGTERM, a Ctrl-C and a full disk. The tool itself covers all kinds of training."""
     command = [sys.executable, str(KILL_TEST), "--kills", "3", "--others", "1", "--kinds", "estimator"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
