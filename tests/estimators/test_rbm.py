@@ -75,7 +75,7 @@ def test_filters_are_outer_products(model):
     assert filters.shape == (30, 8, 8)
     np.testing.assert_allclose(filters[3 * 5 + 2], np.outer(U[3], V[2]), rtol=1e-5)
     np.testing.assert_array_equal(model.components([17, 2]), filters[[17, 2]])
-    with pytest.raises(ValueError, match=r"indices from 0 to 29"):
+    with pytest.raises(ValueError, match=r"must be from 0 to 29"):
         model.components([30])
 
 
