@@ -28,17 +28,17 @@ def place(tmp_path, monkeypatch):
     """A working folder with data and a module of units. Afterwards, nothing of the module is left."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "my_units.py").write_text(MODULE)
+    (tmp_path / "units_of_a_command.py").write_text(MODULE)
     np.save("data.npy", (np.arange(24 * 6).reshape(24, 2, 3) % 5 < 2).astype(np.float32))
     yield tmp_path
-    for registry, name in ((UNITS, "bit"), (COUPLINGS, "full"), (sys.modules, "my_units")):
+    for registry, name in ((UNITS, "bit"), (COUPLINGS, "full"), (sys.modules, "units_of_a_command")):
         registry.pop(name, None)
 
 
 def test_commands_know_the_units_and_couplings_of_the_module(place, capsys):
     train = "train data.npy --visible bit --coupling full --hidden 2x2 --epochs 1 --quiet --out model"
-    assert cli.main(["--import", "my_units", *train.split()]) == 0
-    assert cli.main(["--import", "my_units", "info", "model"]) == 0
+    assert cli.main(["--import", "units_of_a_command", *train.split()]) == 0
+    assert cli.main(["--import", "units_of_a_command", "info", "model"]) == 0
     shown = capsys.readouterr().out
     assert "bit 2x3" in shown
     assert "full" in shown

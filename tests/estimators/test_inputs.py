@@ -241,7 +241,7 @@ def test_data_that_is_too_large_is_refused_in_fit_and_later(unit, dtype):
     X = np.random.default_rng(0).poisson(3.0, (20, 5)).astype(dtype)
     model = RBM(3, visible=unit, n_epochs=1, random_state=0).fit(X)
     for call in (clone(model).fit, model.transform, model.score_samples):
-        with pytest.raises(ValueError, match=r"the data of layer 'visible' reaches .*e\+3.*rescale the data"):
+        with pytest.raises(ValueError, match=r"data for layer 'visible' contains the value .*e\+3.*rescale the data"):
             call(X * dtype(1e30))
 
 

@@ -133,7 +133,7 @@ def sample(
     if label is not None and not labeled:
         raise ValueError(f"--label {label} requires a model trained with --labels, but {model_folder} has no labels")
     if data is not None and labeled:
-        raise ValueError(f"--data {data} is not supported for {model_folder}, which is a model with labels")
+        raise ValueError(f"--data {data} is not supported for {model_folder}, which contains a model with labels")
     init, origin = _initial_states(model, n, start, data, data_dir)
     mean = not opt.is_array(out) if means is None else means
     of_label = {} if label is None else {"label": label}

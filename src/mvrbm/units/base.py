@@ -275,8 +275,8 @@ class Unit(nn.Module, ABC):
             )
         if max(-low, high) > LARGEST_PARAMETER:
             raise ValueError(
-                f"the data of layer '{layer}' reaches {low if -low > high else high:.3g}, but the largest supported "
-                f"magnitude is {LARGEST_PARAMETER:g}: rescale the data"
+                f"data for layer '{layer}' contains the value {low if -low > high else high:.3g}, but the largest "
+                f"supported magnitude is {LARGEST_PARAMETER:g}; rescale the data"
             )
 
     def check_parameters(self, layer: str) -> None:

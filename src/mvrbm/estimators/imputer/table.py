@@ -204,7 +204,7 @@ class TableEncoding:
         kept = np.asarray(described["kept"], dtype=bool)
         if kept.shape != (n_columns,) or not {*categories, *dates, *copied} <= set(range(n_columns)):
             raise StorageError(
-                f"expected {n_columns} columns, got {kept.size} columns, of which {sorted(categories)} are categorical"
+                f"expected {n_columns} columns, got {kept.size} (categorical columns: {sorted(categories)})"
             )
         if kept[copied].any():
             raise StorageError(f"columns {copied} cannot be both copied and encoded")
