@@ -1,9 +1,11 @@
 import os
+import signal
+import tempfile
 
 import pytest
 
 from mvrbm.errors import InputError
-from mvrbm.io.atomic import check_folder, check_output, replace_file
+from mvrbm.io.atomic import check_folder, check_output, replace_file, replace_folder
 
 
 def test_invalid_output_files_raise(tmp_path):
@@ -49,3 +51,21 @@ def test_replacing_follows_symbolic_links_and_rejects_pipes(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="it is not a regular file"), replace_file(tmp_path / "pipe"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("creates", "replace"),
+    [("mkstemp", replace_file), ("mkdtemp", lambda path: replace_folder(path, lambda folder: True))],
+)
+def test_an_interrupt_right_after_creating_a_temporary_file_leaves_nothing(tmp_path, monkeypatch, creates, replace):
+    create = getattr(tempfile, creates)
+
+    def interrupted(**how):
+        created = create(**how)
+        signal.raise_signal(signal.SIGINT)
+        return created
+
+    monkeypatch.setattr(tempfile, creates, interrupted)
+    with pytest.raises(KeyboardInterrupt), replace(tmp_path / "out"):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -121,8 +121,10 @@ def replace_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     try:
         if target.exists() and not stat.S_ISREG(target.stat().st_mode):
             raise InputError(f"{path} cannot be written because it is not a regular file")
-        handle, staging = tempfile.mkstemp(prefix=_STAGING, dir=target.parent)
+        staging = ""
         try:
+            with hold_signals():  # An interrupt after the file was created must not skip its removal.
+                handle, staging = tempfile.mkstemp(prefix=_STAGING, dir=target.parent)
             with os.fdopen(handle, "wb") as file:
                 yield file
                 file.flush()
@@ -159,19 +161,22 @@ def replace_folder(folder: str | os.PathLike[str], replaceable: Callable[[Path],
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(_former(target), ignore_errors=True)
         remove_leftovers(target.parent, f".{target.name}{_STAGING}")
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}{_STAGING}", dir=target.parent))
     except OSError as error:
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
+    staging = None
     try:
+        with hold_signals():  # An interrupt after the folder was created must not skip its removal.
+            staging = Path(tempfile.mkdtemp(prefix=f".{target.name}{_STAGING}", dir=target.parent))
         with lock(staging):
             yield staging
             finish_folder(staging)
             with hold_signals():
                 _move_into_place(staging, target)
     except (OSError, SafetensorError) as error:
-        raise StorageError(f"{target} cannot be written: {error}") from error
+        raise StorageError(f"{target} cannot be written: {getattr(error, 'strerror', None) or error}") from error
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 def _move_into_place(staging: Path, target: Path) -> None:
