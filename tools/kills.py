@@ -185,7 +185,11 @@ def saving(folder: Path, out: Path) -> None:
 _STEPS = [TrainingStep("patches", n_samples=2000, n_epochs=12, batch_size=512, learning_rate=3e-3)]
 _CROPS = [TrainingStep("divergence", 16), TrainingStep("images", 16, 6)]
 _SWEPT: dict[str, Any] = {"learning_rate": [0.05, 0.1], "random_state": [0, 1, 2]}
-_STOP = (Monitor(BITS[:80], validation=BITS[80:100], pseudo_sites=0), EarlyStopping(patience=3, restore_best=True))
+# The error is largest early in training, so a resumed run needs the best parameters that its checkpoint contains.
+_STOP = (
+    Monitor(BITS[:80], validation=BITS[80:100], pseudo_sites=0),
+    EarlyStopping(patience=40, larger_is_better=True, restore_best=True),
+)
 _FEW: dict[str, Any] = {"n_patches": 1000, "n_epochs": 20, "symmetric": False, "steps": _STEPS, "device": "cpu"}
 _TINY: dict[str, Any] = {"patch": (4,), "stride": (2,), "hidden_shape": (4, 4), "rank": 1, "device": "cpu"}
 COMMANDS = {
@@ -389,21 +393,27 @@ class Checks:
                 self.failures.append(f"{name}: exit code {code} after {what}")
             if not code and 0 < what.operation <= operations:
                 self.failures.append(f"{name}: {what} was ignored")
-            self.failures += unreadable(folder)
             if code and what.kind != "SIGKILL":
                 self.failures += [f"{name}: {path} was not removed after {what}" for path in place.rglob(".*")]
-            for path in place.glob("*.npy"):
-                if path.read_bytes() != self.outputs[path.name]:
-                    self.failures.append(f"{name}: {path} was not written completely before {what}")
-            there = files_of(out)
-            saves_partial = self.kind == TWO_RANKS or (self.kind in COMMANDS and what.kind in ("SIGINT", "SIGTERM"))
-            if there not in (before, self.expected) and not saves_partial:
-                self.failures.append(f"{name}: after {what}, the model is neither the older model nor the result")
+            self.failures += unreadable(folder)
+            self.failures += [f"{name}: after {what}, {text}" for text in self._damage(place, what, before)]
         if self.launch(self.kind, folder, out, Disturbance())[0] != 0:
             self.failures.append(f"{name}: the run cannot be resumed after {disturbances}")
         elif _outputs(place) != self.outputs:
             self.failures.append(f"{name}: the files differ from those without disturbances after {disturbances}")
         self.failures += [f"{name}: {path} was not removed at the end" for path in place.rglob(".*")]
+
+    def _damage(self, place: Path, what: Disturbance, before: dict[str, bytes]) -> list[str]:
+        """Return what is wrong with the outputs of a run after a disturbance. `before` is the older model."""
+        arrays = [path for path in place.glob("*.npy") if path.read_bytes() != self.outputs[path.name]]
+        found = [f"{path} is not complete" for path in arrays]
+        saves_partial = self.kind == TWO_RANKS or (self.kind in COMMANDS and what.kind in ("SIGINT", "SIGTERM"))
+        try:
+            if files_of(place / "model") not in (before, self.expected) and not saves_partial:
+                found.append("the model is neither the older model nor the result")
+        except MVRBMError as error:
+            found.append(f"the model cannot be loaded: {error}")
+        return found
 
 
 def _outputs(place: Path) -> dict[str, Any]:
