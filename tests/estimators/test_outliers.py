@@ -242,6 +242,24 @@ def test_a_detector_of_a_table_is_saved(of_table, tmp_path):
         again.score_samples(table[["weight", "animal", "sound"]])
 
 
+def test_empty_and_copied_columns_of_a_table_are_not_scored(of_table):
+    table = animals(60, np.random.default_rng(0))
+    table.insert(1, "empty", pd.Series([None] * 60, dtype=object))
+    table["name"] = [f"name {number}" for number in range(60)]
+    detector = MVRBMOutlierDetector(n_epochs=5, random_state=0, device="cpu")
+    with pytest.warns(UserWarning, match=r"columns \['name'\] are excluded from the model"):
+        detector.fit(table)
+    maps = detector.explain(table)
+    assert maps.shape == (60, 5)
+    assert (maps[:, [1, 4]] == 0).all()
+    assert (maps[:, [0, 2, 3]] != 0).all()
+    with (
+        pytest.raises(ValueError, match="X has no columns that the model can use"),
+        pytest.warns(UserWarning, match="excluded"),
+    ):
+        detector.fit(table[["name"]])
+
+
 def test_tables_with_text_have_no_other_shape():
     with pytest.raises(ValueError, match="visible_shape must be None for tables with text columns"):
         MVRBMOutlierDetector(visible_shape=(1, 3)).fit(animals(5, np.random.default_rng(0)))

@@ -249,7 +249,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
             trainer.fit(data, n_epochs, mask=known, nan_is_missing=on_disk, initialize=initialize)
         finally:
             trainer.callbacks = []
-        self.history_ = trainer.history
+        self.history_ = list(trainer.history)
         self.interrupted_ = trainer.interrupted
         self.n_epochs_ += trainer.epoch - epochs_before
         self.n_updates_ += trainer.update - updates_before

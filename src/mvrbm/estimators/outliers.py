@@ -321,7 +321,9 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         numbers, _ = self._encoding.to_numbers(X, allow_new=not reset)
         checked = validate_data(self, numbers, reset=reset, dtype=np.float64, ensure_all_finite=False)
         if reset:
-            self._encoding.learn_kept(checked, keep_all=True)
+            self._encoding.learn_kept(checked, keep_all=False)
+            if not self._encoding.kept.any():
+                raise ValueError("X has no columns that the model can use: all are empty or have too many categories")
         return self._encoding.encode(checked)
 
     def _mask_shape(self, unit: Unit) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import math
 import os
 import sys
 import time
@@ -420,6 +421,10 @@ class EarlyStopping(Callback):
     def on_train_begin(self, trainer: TrainingRun) -> None:
         """Check that a callback logs metrics. Stop immediately if the resumed run was already stopped early."""
         _require_metrics(trainer, "EarlyStopping")
+        if trainer.update == 0:
+            # The callback may have been used in another training run.
+            self.best = None
+            self.waited = 0
         if self.best is None:
             trainer.state.best = {}
         trainer.stop = trainer.stop or self.waited >= self.patience
@@ -429,7 +434,7 @@ class EarlyStopping(Callback):
             raise ValueError(f"EarlyStopping monitors '{self.metric}', but only {sorted(row)} are logged")
         value = row[self.metric]
         sign = 1 if self.larger_is_better else -1
-        if self.best is None or sign * value > sign * self.best:
+        if self.best is None or math.isnan(self.best) or sign * value > sign * self.best:
             self.best = value
             self.waited = 0
             if self.restore_best:
