@@ -134,7 +134,7 @@ def test_json_that_takes_too_much_memory_raises_before_it_is_parsed(model):
 def test_labels_of_a_huge_dtype_raise(tmp_path):
     folder = mvrbm.MVRBMClassifier((2, 2), **QUICK).fit(DATA, np.arange(6) % 2).save(tmp_path / "model")
     changed(folder, lambda c: c["estimator"].update(classes={"dtype": "<U500000000", "values": ["a", "b"]}))
-    with pytest.raises(StorageError, match="labels of dtype <U500000000 take more than"):
+    with pytest.raises(StorageError, match="labels of dtype <U500000000 exceed the limit of"):
         mvrbm.load(folder, "cpu")
 
 

@@ -72,7 +72,7 @@ class ArrayInput:
         check_classification_targets(labels)
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(f"y must have at least two classes, got only {classes.tolist()}")
+            raise ValueError(f"y must have at least two classes, got only one class: {classes.tolist()}")
         weights = _check_sample_weight(sample_weight, samples, dtype=np.float64, ensure_non_negative=True)
         if not weights.sum() > 0:
             raise ValueError("sample_weight must be positive for at least one sample, but all weights are zero")
