@@ -4,15 +4,17 @@
 :class:`~mvrbm.errors.DivergenceError` and leave the state as follows:
 
 - The parameters are restored to their values before the failed update. Backends that check for divergence only every
-  few thousand updates restore the parameters from their last check.
-- The momenta are set to zero, because they may not be finite after the failed update. Optimizers discard their moments.
+  few thousand updates restore the values from the last check.
+- The momenta are set to zero, because they may not be finite after the failed update. If there is an optimizer, its
+  state is discarded.
 - The chains and the hidden offset are cleared, because they may have diverged too. The next update initializes them
-  (see :meth:`~mvrbm.updates.state.TrainState.reset_after_divergence`).
+  again (see :meth:`~mvrbm.updates.state.TrainState.reset_after_divergence`).
 - `state.update` is the number of updates that led to the restored parameters. `state.epoch` is not restored.
 
-The message names the first parameter, in the order of `named_parameters`, that is not finite after the failed update.
-Backends that see the gradient of every update name the first parameter with a non-finite gradient, if there is one.
-Backends that train several machines together do not raise an error. Instead, `store` reports which machines diverged.
+The error message names the first parameter, in the order of `named_parameters`, that is not finite after the failed
+update. Backends that see the gradient of every update name the first parameter with a non-finite gradient, if there is
+one. Backends that train several machines together do not raise an error. Instead, `store` reports which machines
+diverged.
 """
 
 from abc import ABC, abstractmethod
@@ -34,8 +36,8 @@ __all__ = ["EpochBackend", "UpdateBackend", "UpdateSettings"]
 class UpdateBackend(ABC):
     """Base class for backends that compute one update at a time.
 
-    Between updates, a backend may keep parameters, momenta and chains in its own format. `store` writes them to the
-    state, and `load` reads them from the state.
+    Between updates, a backend may keep parameters, momenta and chains in an internal format. `store` writes these
+    values to the state, and `load` reads them from the state.
     """
 
     def __init__(self, settings: UpdateSettings) -> None:
@@ -50,9 +52,9 @@ class UpdateBackend(ABC):
         state : TrainState
             The state to update.
         batch : mapping of str to Tensor
-            Samples for each visible layer, of shape (n, *layer shape), without missing entries.
+            Samples for each visible layer, as tensors of shape (n, *layer shape) without missing entries.
         weight : float
-            Factor by which the gradient is multiplied. It is less than 1 for a batch that is smaller than the others.
+            Factor by which the gradient is multiplied. Less than 1 for a batch that is smaller than the others.
         share : Share
             The part of the update that this process computes.
         """
@@ -69,11 +71,14 @@ class UpdateBackend(ABC):
         return draw_missing(self.store(state).machine, batch, state.missing_numbers(share), steps)
 
     def store(self, state: TrainState) -> TrainState:
-        """Write parameters, momenta and chains to the state and return it."""
+        """Write the parameters, momenta and chains to the state and return the state."""
         return state
 
     def exact(self) -> dict[str, Tensor]:
-        """Return copies, keyed by name, of all arrays that `store` rounds, so that `load` can restore them exactly."""
+        """Return copies of all arrays that `store` rounds, so that `load` can restore them exactly.
+
+        The result is a dictionary keyed by array name.
+        """
         return {}
 
     def load(self, state: TrainState) -> None:  # noqa: B027  (optional to override)
@@ -81,30 +86,30 @@ class UpdateBackend(ABC):
 
 
 class EpochBackend(ABC):
-    """Base class for backends that compute whole epochs on data stored on the device, for one or more states."""
+    """Base class for backends that train one or more states for whole epochs on data stored on the device."""
 
     #: Number of samples per epoch.
     n_samples: int
 
     @abstractmethod
     def epoch(self, states: Sequence[TrainState], orders: Tensor, stopped: Callable[[], bool]) -> int:
-        """Perform the remaining updates of an epoch in place and return the number of updates.
+        """Perform the remaining updates of an epoch in place and return the number of updates performed.
 
         Parameters
         ----------
         states : sequence of TrainState
-            The states to update. Each state resumes the epoch at its own `batch`.
+            The states to update. Each state resumes the epoch at the batch with index `state.batch`.
         orders : Tensor (states, n_samples)
             Order of the samples for each state.
         stopped : callable
-            Function that returns whether to stop. A backend that performs many updates at once may call it only once
-            per epoch.
+            Function that returns True if training should stop. A backend that performs many updates at once may call
+            this function only once per epoch.
         """
 
     def continues_with(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> bool:
-        """Switch to other states and data if possible and return whether this succeeded.
+        """Try to switch to other states and data, and return whether this succeeded.
 
         A backend that can be reused keeps its compiled kernels and captured graphs. If this method returns False, a new
         backend is required.
@@ -113,14 +118,14 @@ class EpochBackend(ABC):
 
     @abstractmethod
     def store(self, states: Sequence[TrainState]) -> list[bool]:
-        """Write parameters, momenta and chains to the states and return whether each state diverged."""
+        """Write the parameters, momenta and chains to the states, and return whether each state diverged."""
 
     @abstractmethod
     def load(self, states: Sequence[TrainState]) -> None:
         """Load states, for example after a callback has modified them."""
 
     def balance(self, states: Sequence[TrainState]) -> None:
-        """Rescale the factors of each coupling to equal norms, in the backend's copy of the parameters."""
+        """Rescale the factors of each coupling to equal norms in the backend's copy of the parameters."""
         for state in states:
             for link in state.machine.links.values():
                 link.balance()

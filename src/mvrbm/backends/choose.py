@@ -2,8 +2,8 @@
 
 All backends compute the same updates. `BACKENDS` lists them in order of preference. Each entry has two functions. One
 returns the reason why the backend does not support a training run, and the other returns the reason why a later backend
-in the table is faster. :func:`fastest_backend` selects the first backend for which both functions return None. If the
-user requests a backend by name, it only has to support the training run.
+in the table is faster. :func:`fastest_backend` selects the first backend for which both functions return None. A
+backend that the user requests by name only has to support the training run.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _kernels(
     unsupported_reason: Callable[..., str | None],
     slower_reason: Callable[..., str | None] = _no_reason,
 ) -> BackendChoice:
-    """Return the table entry for a backend that consists of Triton kernels."""
+    """Return the table entry for a backend implemented with Triton kernels."""
     return BackendChoice(
         summary,
         unsupported_reason,
@@ -156,7 +156,7 @@ def choose_entry(
     Parameters
     ----------
     settings, states, sources : sequences
-        Settings, state and data source for each machine.
+        Update settings, training state and data source for each machine.
     name : str
         A key of `BACKENDS`, or ``"auto"`` for the fastest backend that supports the training run.
 
@@ -183,7 +183,7 @@ def check_name(name: str) -> str:
 
 
 def fastest_backend(settings: UpdateSettings, state: TrainState, source: Source, models: int = 1) -> str:
-    """Return the name of the fastest backend for training `models` machines with the same shapes."""
+    """Return the name of the fastest backend for training a number of machines (`models`) with the same shapes."""
     device = state.machine.like.device
     has_gpu = device.type == "cuda" or triton_runs_on(device)  # Triton's interpreter runs the kernels on a CPU
     candidates = {name: each for name, each in BACKENDS.items() if has_gpu or not each.needs_gpu}
@@ -198,9 +198,10 @@ def fastest_backend(settings: UpdateSettings, state: TrainState, source: Source,
 def kernel_backend(
     settings: UpdateSettings, state: TrainState, source: Source, models: int, *, name: str = "auto"
 ) -> str | None:
-    """Return the name of the backend that trains machines with the same shapes together, or None if there is none.
+    """Return the name of the backend that trains machines with the same shapes together, or None.
 
-    `name` is the backend requested by the user, as in :func:`choose_entry`.
+    The result is None if there is no such backend. `name` is the backend requested by the user, as in
+    :func:`choose_entry`.
     """
     chosen = fastest_backend(settings, state, source, models) if name == "auto" else name
     return chosen if BACKENDS[chosen].trains_groups else None

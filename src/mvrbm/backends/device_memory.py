@@ -11,7 +11,7 @@ _SHARE_OF_MEMORY = 0.5
 
 
 def too_large_reason(source: Source, device: torch.device) -> str | None:
-    """Return the reason why the data does not fit into the device memory, or None if it fits."""
+    """Return the reason why the data does not fit into device memory, or None if it fits."""
     arrays, known = source.with_masks
     masks = known.values() if not source.nan_is_missing else arrays.values()  # one byte per entry
     size = sum(int(torch.as_tensor(array[:1]).nbytes) * len(array) for array in arrays.values())

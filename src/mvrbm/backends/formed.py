@@ -17,14 +17,14 @@ _LARGEST = 2**26
 
 
 class FormedMachine:
-    """Copy of a machine that shares its units and expands couplings to full matrices where that is faster.
+    """Copy of a machine that shares the original units and expands couplings to full matrices where that is faster.
 
     Parameters
     ----------
     original : BoltzmannMachine
         The machine to be trained.
     n : int
-        Number of samples in a typical product.
+        Typical number of samples per matrix product.
     """
 
     def __init__(self, original: BoltzmannMachine, n: int) -> None:
@@ -55,7 +55,7 @@ class FormedMachine:
 
 
 def worth_forming(link: Coupling, n: int) -> bool:
-    """Return whether multiplying `n` samples by a coupling is faster with the full matrix."""
+    """Return whether applying a coupling to `n` samples is faster with its full matrix."""
     if link.is_full:
         return False
     entries = math.prod(link.hidden_shape) * math.prod(link.visible_shape)

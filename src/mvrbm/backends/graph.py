@@ -1,6 +1,6 @@
 """GPU backend that supports every machine by replaying the operations of the reference backend as CUDA graphs.
 
-For small arrays, an update consists of dozens of kernel launches, which take most of the time. This backend captures an
+An update requires dozens of kernel launches, which dominate the runtime for small arrays. This backend captures an
 update once and replays it. The data, the sample order, the position in the epoch and the update number all stay on the
 device. Small couplings are expanded to full matrices (:mod:`mvrbm.backends.formed`), and float32 matrix products use
 tensor cores (TF32).
@@ -44,7 +44,10 @@ Kind = tuple[int, int]
 
 
 class _DeviceBatches:
-    """Training data on the device, the sample order, and the position in the epoch, which the graphs advance."""
+    """Training data on the device, with the sample order and the current position in the epoch.
+
+    The graphs advance the position.
+    """
 
     def __init__(self, source: Source, batch_size: int, device: torch.device) -> None:
         n_samples = int(source.n_samples or 0)
@@ -55,9 +58,10 @@ class _DeviceBatches:
         self._within = torch.arange(batch_size, device=device)
 
     def masks(self, source: Source) -> dict[str, Tensor]:
-        """Return a mask for each layer that is True where the data is known, or no masks if no entries are missing.
+        """Return masks that are True where the data is known, or an empty dictionary if no entries are missing.
 
-        The mask for a layer without missing entries is a scalar, which applies to all entries.
+        There is one mask per layer. The mask for a layer without missing entries is a scalar tensor that applies to all
+        entries.
         """
         known = masks_of(source)
         everything = torch.ones((), dtype=torch.bool)
@@ -84,16 +88,16 @@ class _DeviceBatches:
         return {name: unit.from_data(self.data[name].index_select(0, rows)) for name, unit in machine.layers.items()}
 
     def known_entries(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return the masks for the given samples (see `masks`)."""
+        """Return the masks of known entries for the given samples (see `masks`)."""
         return {name: mask.index_select(0, rows) if mask.ndim else mask for name, mask in self.known.items()}
 
 
 class GraphBackend(EpochBackend):
     """Backend that computes epochs by replaying captured updates.
 
-    The first update of each kind runs eagerly, which also warms up the libraries. The second is captured. On a CPU,
-    which is supported for testing, every update runs eagerly. If `exact` is True, float32 matrix products do not use
-    tensor cores.
+    The first update of each kind runs eagerly, which also warms up the libraries. The second update is captured. On a
+    CPU, which is supported for testing, every update runs eagerly. If `exact` is True, float32 matrix products do not
+    use tensor cores.
     """
 
     def __init__(self, settings: UpdateSettings, state: TrainState, source: Source, *, exact: bool = False) -> None:
@@ -159,7 +163,7 @@ class GraphBackend(EpochBackend):
         return True
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
-        """Raise DivergenceError if a step failed. The machine already contains the parameters from before that step."""
+        """Raise DivergenceError if a step failed. In that case, the machine has the parameters before that step."""
         self._unchecked = 0
         state = states[0]
         finite = self._finite if self._fused is None else self._fused.n_not_finite == 0
@@ -176,7 +180,7 @@ class GraphBackend(EpochBackend):
 
     @property
     def n_captured(self) -> int:
-        """Number of kinds of updates captured so far."""
+        """Number of different kinds of updates captured so far."""
         return sum(graph is not None for graph in self._graphs.values())
 
     def _update(self, state: TrainState, n: int) -> None:
@@ -201,7 +205,7 @@ class GraphBackend(EpochBackend):
             self._clock.fill_(state.update)
 
     def _compute(self, state: TrainState, kind: Kind) -> None:
-        """Compute an update (or only its gradient if there is an optimizer) without synchronizing with the host."""
+        """Compute an update, or only its gradient if there is an optimizer, without synchronizing with the host."""
         n = kind[0]
         rows = self._batches.rows(n)
         batch = self._batches.batch(state.machine, rows)
@@ -238,7 +242,7 @@ class GraphBackend(EpochBackend):
         return dataclasses.replace(state, machine=machine, centering=centering, update=update)
 
     def _fused_step(self, state: TrainState) -> FusedStep | None:
-        """Return the kernels that perform the step in two launches, or None if PyTorch has to perform it."""
+        """Return the kernels that perform the step in two launches, or None if PyTorch must perform the step."""
         like = state.machine.like
         if self.settings.optimizer is not None or not triton_runs_on(like.device):
             return None
@@ -293,7 +297,10 @@ def _memory_of(state: TrainState) -> list[int]:
 
 @contextlib.contextmanager
 def tensor_cores() -> Iterator[None]:
-    """Enable TF32 tensor cores for float32 matrix products on GPUs (11-bit operands, float32 sums)."""
+    """Enable TF32 tensor cores for float32 matrix products on GPUs within a context.
+
+    TF32 rounds operands to 11 significant bits, with float32 accumulation.
+    """
     matmul = torch.backends.cuda.matmul
     try:
         former = matmul.allow_tf32

@@ -1,4 +1,4 @@
-r"""Flat form: parameter layout and variables used by the C code and the GPU kernels for Kronecker and dense couplings.
+r"""Flat form: the parameter layout and variables that the C code and GPU kernels use for Kronecker and dense couplings.
 
 The parameters of a machine are stored in one vector, and so are the momenta and the gradient. In addition, the states
 and biases are transformed so that all machines have the same simple form:
@@ -98,7 +98,7 @@ class LayerLayout:
         return sum(map(math.prod, self.factors)) + self.area * (1 + self.learns_variance)
 
     def states_of(self, all_states: Tensor) -> Tensor:
-        """Return this layer's states, of shape (..., area), from the states of all layers, of shape (..., states)."""
+        """Select this layer's states from the states of all layers: (..., states) -> (..., area)."""
         return all_states[..., self.states_at : self.states_at + self.area]
 
 
@@ -106,8 +106,8 @@ class LayerLayout:
 class Layout:
     """Sizes and positions of all parameters and states of a machine.
 
-    The flat vector contains, for each layer, the factors, the bias and, if it is learned, the log-variance. The hidden
-    bias comes last.
+    The flat vector contains the factors and the bias of each layer, followed by its log-variances if they are learned.
+    The hidden bias comes last.
     """
 
     layers: tuple[LayerLayout, ...]
@@ -157,7 +157,7 @@ class Layout:
         return sum(layer.size for layer in self.layers) + self.hidden_area
 
     def split(self, flat: Tensor) -> tuple[list[tuple[Tensor, ...]], Tensor]:
-        """Split a flat vector of shape (size,) into views of each layer's factors and bias, and of the hidden bias."""
+        """Split a flat vector of shape (size,) into views of each layer's factors and bias and of the hidden bias."""
         layers = []
         for layer in self.layers:
             shapes: list[tuple[int, ...]] = [*layer.factors, layer.shape]
@@ -177,7 +177,7 @@ class Layout:
 
 
 def factor_gains(layers: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the gains of all factors in all layers as one list. The values are the same as in `Coupling.gains`."""
+    """Return the gains of all factors in all layers as one list, with the same values as `Coupling.gains`."""
     gains = []
     for factors in layers:
         if len(factors) == 1:  # no norms needed: the product over the other factors is empty

@@ -22,7 +22,7 @@ class Packing:
     Parameters
     ----------
     state : TrainState
-        A state with the machine and the centering offsets for the training run.
+        A training state with the machine and the centering offsets.
     layout : Layout
         The layout of the flat parameters.
     normalized : bool
@@ -62,7 +62,10 @@ class Packing:
         torch.mul(self._center, scale, out=shift)
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return views of a flat vector of shape (size,), keyed by parameter name. The hidden bias comes last."""
+        """Return a dictionary of views of a flat vector of shape (size,), keyed by parameter name.
+
+        The hidden bias comes last.
+        """
         layers, hidden_bias = self.layout.split(flat)
         found: dict[str, Tensor] = {}
         for layer, names, (*factors, bias) in zip(self.layout.layers, self._factor_names, layers, strict=True):
@@ -75,7 +78,7 @@ class Packing:
 
     @property
     def multiplier(self) -> Tensor:
-        """Multipliers, of shape (size,), applied to the flat gradient before a step.
+        """Tensor of shape (size,) by which the flat gradient is multiplied before a step.
 
         The flat form stores b / s instead of a bias b. The gradient for b / s is s times the gradient for b, and a step
         in b / s is 1 / s times a step in b. With the multiplier 1 / s**2, the resulting step in b is the same as in
@@ -165,7 +168,7 @@ class Packing:
 
 
 def _equal_momentum(stored: Tensor | None, momentum: Tensor) -> bool:
-    """Return whether a momentum in a state has a given value. A momentum that does not exist yet is zero."""
+    """Return whether a momentum in a state equals a given value. A momentum that does not exist yet counts as zero."""
     return not bool(momentum.any()) if stored is None else torch.equal(stored, momentum)
 
 
@@ -175,12 +178,12 @@ def _bias_of(layer: LayerLayout) -> str:
 
 
 def _write(flat: Tensor, parameter: Tensor, scale: Tensor | None) -> None:
-    """Write a machine's parameter to its view of the flat vector, multiplied by `scale` if given."""
+    """Multiply a machine's parameter by `scale`, if given, and write it to its view of the flat vector."""
     part = _part(flat, parameter).copy_(parameter)
     if scale is not None:
         part.mul_(scale)
 
 
 def _part(flat: Tensor, parameter: Tensor) -> Tensor:
-    """Return the part of a flat parameter that stores a machine's parameter, without padding to a higher rank."""
+    """Return the part of a flat parameter that stores a machine's parameter, excluding padding to a higher rank."""
     return flat.view(-1)[: parameter.numel()].view(parameter.shape)

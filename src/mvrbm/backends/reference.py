@@ -29,7 +29,7 @@ class ReferenceBackend(UpdateBackend):
         self.apply(state, gradient_of(state, self.settings, batch, share), weight)
 
     def apply(self, state: TrainState, gradient: Gradient, weight: float) -> None:
-        """Update the parameters with a gradient, or raise DivergenceError and leave them unchanged."""
+        """Update the parameters with a gradient. If they become non-finite, restore them and raise DivergenceError."""
         learned = state.learned
         for name, parameter in learned.items():
             self._before.setdefault(name, torch.empty_like(parameter)).copy_(parameter)
@@ -40,7 +40,7 @@ class ReferenceBackend(UpdateBackend):
         state.update += 1
 
     def _fail(self, state: TrainState, gradient: Gradient) -> NoReturn:
-        """Restore the parameters from before the step, reset the rest of the state, and raise DivergenceError."""
+        """Restore the previous parameters, reset the rest of the state, and raise DivergenceError."""
         optimizer = self.settings.optimizer
         culprit = first_not_finite(state, gradient)
         for name, parameter in state.learned.items():

@@ -1,7 +1,7 @@
 """Optional C extensions. If no C compiler is available, the package is installed without them and runs more slowly.
 
-`_native.c` computes random numbers, and training updates on the CPU. `_pseudo.c` computes pseudo-likelihoods. This
-subpackage does not depend on any other part of mvrbm.
+`_native.c` generates random numbers and computes training updates on the CPU. `_pseudo.c` computes pseudo-likelihoods.
+This subpackage does not depend on any other part of mvrbm.
 """
 
 import functools
@@ -14,7 +14,7 @@ _NATIVE_INTERFACE = 9
 
 @functools.cache
 def library(name: str = "_native") -> ModuleType | None:
-    """Return a compiled module, or None if it was not built or if its interface version does not match."""
+    """Return a compiled module, or None if it was not built or has the wrong interface version."""
     try:
         module = importlib.import_module(f"mvrbm.compiled.{name}")
     except ImportError:

@@ -20,10 +20,10 @@ _LONGEST_GROUP = 16
 
 
 def log_odds(field: Tensor, bias: Tensor, weights: Tensor, x: Tensor) -> Tensor | None:
-    r"""Return the contribution of a binary hidden layer to the log-odds of binary sites, of shape (n, sites).
+    r"""Compute the contribution of a binary hidden layer to the log-odds of binary sites.
 
-    Return None if the C code was not built, if a tensor is not a float32 tensor on the CPU, or if the magnitude of a
-    weight exceeds 60.
+    Return a tensor of shape (n, sites), or None if the C code was not built, a tensor is not a float32 tensor on the
+    CPU, or a weight has an absolute value greater than 60.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""Sources of training batches, and moments of the data. :mod:`mvrbm.io` implements the file formats."""
+"""Sources of training batches, and moments of the data. File formats are implemented in :mod:`mvrbm.io`."""

@@ -19,11 +19,11 @@ class Moments:
 
 
 def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor) -> Moments:
-    """Compute moments from sums over the known samples of each entry.
+    """Compute the mean and variance of each entry from sums over its known values.
 
     `total` and `squares` are the sums of the deviations from `origin` and of their squares, and `counts` contains the
-    numbers of terms. All arrays have the shape of the layer. Entries that are never known get the average moments of
-    the other entries.
+    number of known values of each entry. All arrays have the shape of the layer. Entries without known values are
+    assigned the average mean and variance of the other entries.
     """
     known = counts.clamp(min=1)
     shift = total / known
@@ -39,7 +39,7 @@ def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor
 
 
 def merge_moments(moments: Mapping[str, Moments], world: World) -> dict[str, Moments]:
-    """Combine the moments from all processes into moments over all samples."""
+    """Combine the means and variances computed by each process into those of all samples."""
     if world.size == 1:
         return dict(moments)
     merged = {}

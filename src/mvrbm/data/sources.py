@@ -48,14 +48,15 @@ _Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples that this process contributes to one update, with masks of their known entries.
+    """Samples that one process contributes to an update, with masks of their known entries.
 
     Parameters
     ----------
     visible : dict of str to Tensor
-        Samples for each visible layer, of shape (n, *layer shape).
+        Samples for each visible layer, as tensors of shape (n, *layer shape).
     known : dict of str to Tensor
-        Boolean masks of shape (n, *layer shape), for the layers that may have missing entries.
+        Boolean masks of shape (n, *layer shape) that are True for known entries. Layers without a mask have no missing
+        entries.
     total : int
         Total number of samples in the update, over all processes.
     first : int
@@ -73,9 +74,9 @@ class Batch:
 
 
 class Source(ABC):
-    """Training data for a machine. A source can be iterated any number of times.
+    """Training data for a machine. A source can be iterated over any number of times.
 
-    If `nan_is_missing` is True, NaN marks a missing entry. Otherwise, NaN raises an error.
+    If `nan_is_missing` is True, NaN values are treated as missing entries. Otherwise, they raise an error.
     """
 
     #: Number of samples, or None if it is unknown until an epoch ends.
@@ -99,7 +100,10 @@ class Source(ABC):
 
     @abstractmethod
     def head(self, count: int) -> Iterator[Batch]:
-        """Yield about `count` samples in batches. Every call yields the same samples, evenly spaced if possible."""
+        """Yield about `count` samples in batches.
+
+        Every call yields the same samples, which are evenly spaced if possible.
+        """
 
     def first_look(self) -> None:
         """Read one sample so that unreadable data raises an error before training starts."""
@@ -107,25 +111,25 @@ class Source(ABC):
 
     @property
     def digest(self) -> str | None:
-        """A hash of all samples in order, or None if the samples may differ between epochs."""
+        """Hash of all samples in order, or None if the samples may differ between epochs."""
         return None
 
     @property
     def whole(self) -> Arrays:
-        """The arrays, keyed by layer name. Empty if the data is not stored in arrays or may have missing entries."""
+        """Arrays, keyed by layer name. Empty if the data is not stored in arrays or may have missing entries."""
         arrays, known = self.with_masks
         return {} if known or self.nan_is_missing else arrays
 
     @property
     def with_masks(self) -> tuple[Arrays, Arrays]:
-        """The arrays and the masks of known entries, both keyed by layer name. Not every layer has a mask.
+        """Arrays and masks of known entries, both keyed by layer name. Some layers may have no mask.
 
-        Both are empty if the data is not stored in arrays.
+        Both dictionaries are empty if the data is not stored in arrays.
         """
         return {}, {}
 
     def check_all(self) -> None:
-        """Validate every sample unless this has already been done.
+        """Validate every sample, unless all samples have already been validated.
 
         Backends that read the arrays directly call this method first.
         """
@@ -135,7 +139,7 @@ class Source(ABC):
             self.check = False
 
     def n_batches(self, batch_size: int) -> int | None:
-        """Return the number of batches per epoch, or None if it is unknown."""
+        """Return the number of batches per epoch, or None if the number is unknown."""
         return None if self.n_samples is None else -(-self.n_samples // batch_size)
 
     def full_batch(self, batch_size: int) -> int:
@@ -143,7 +147,7 @@ class Source(ABC):
         return batch_size if self.n_samples is None else min(batch_size, self.n_samples)
 
     def moments(self) -> dict[str, Moments]:
-        """Return the moments of each layer, keyed by layer name and computed from a limited number of samples."""
+        """Compute the mean and variance of each entry from a limited number of samples, keyed by layer name."""
         sums: dict[str, list[Tensor]] = {}
         # Reference values for each entry. Summing deviations from them avoids cancellation for large values.
         origins: dict[str, Tensor] = {}
@@ -191,13 +195,13 @@ class Source(ABC):
         return Batch(layers, masks, n if total is None else total, first)
 
     def empty_batch(self, total: int) -> Batch:
-        """Return an empty batch for an update of `total` samples that are all on other processes."""
+        """Return an empty batch for an update whose `total` samples are all on other processes."""
         layers = self.machine.layers.items()
         return Batch({name: self.machine.like.new_zeros(0, *unit.shape) for name, unit in layers}, {}, total)
 
 
 class BatchRows(NamedTuple):
-    """Indices of the rows that one process reads for one update. For `total` and `first`, see :class:`Batch`."""
+    """Indices of the rows that one process reads for one update. `total` and `first` are as in :class:`Batch`."""
 
     rows: _Rows
     total: int
@@ -238,9 +242,10 @@ class RowSource(Source):
 
 
 class ArraySource(RowSource):
-    """Source of samples stored in arrays or tensors, one per layer, in memory or memory-mapped.
+    """Source of samples stored in one array or tensor per layer, either in memory or memory-mapped.
 
-    Arrays may be of any type that supports `len`, `shape` and indexing. `known` contains the masks of known entries.
+    Arrays can be of any type that supports `len`, `shape` and indexing. `known` contains masks that are True for known
+    entries.
     """
 
     def __init__(
@@ -265,7 +270,7 @@ class ArraySource(RowSource):
 
     @functools.cached_property
     def digest(self) -> str | None:
-        """A hash of all samples, or of evenly spaced samples if reading all of them would take too long."""
+        """Hash of all samples, or of evenly spaced samples if reading all samples would take too long."""
         if any(getattr(array, "may_change", False) for array in self.arrays.values()):
             return None
         found = hashlib.sha256()
@@ -306,7 +311,10 @@ class ShardSource(ArraySource):
             yield BatchRows(own_rows, sum(counts), sum(counts[: world.rank]))
 
     def _ranges(self, batch_size: int) -> list[tuple[int, range]]:
-        """Return the number of samples per batch and a range of rows of proportional length for each process."""
+        """Return each process's number of samples per batch and its range of rows.
+
+        The lengths of the ranges are proportional to the numbers of samples per batch.
+        """
         found = []
         for rank in range(self.world.size):
             part = range(batch_size)[World(rank, self.world.size).part_of(batch_size)]
@@ -315,7 +323,7 @@ class ShardSource(ArraySource):
         return found
 
     def n_batches(self, batch_size: int) -> int:
-        """Return the number of batches per epoch, which is the maximum over all processes."""
+        """Return the number of batches per epoch: the maximum over all processes."""
         return max(-(-len(rows) // size) for size, rows in self._ranges(batch_size))
 
 
@@ -344,7 +352,7 @@ class DatasetSource(RowSource):
 
 
 class LoaderSource(Source):
-    """Source of batches from a PyTorch data loader, or from any other iterable that can be iterated more than once.
+    """Source of batches from a PyTorch data loader or any other iterable that can be iterated over more than once.
 
     The loader determines the order and the size of the batches.
     """
@@ -427,7 +435,10 @@ def as_source(
 
 
 def masks_of(source: Source) -> dict[str, Tensor]:
-    """Return masks of the known entries, of shape (n, *layer shape), for the layers that may have missing entries."""
+    """Return boolean masks that are True for known entries, for the layers that may have missing entries.
+
+    Each mask has shape (n, *layer shape).
+    """
     arrays, given = source.with_masks
     data = {name: torch.as_tensor(array) for name, array in arrays.items()}
     known = {name: torch.as_tensor(mask) for name, mask in given.items()}
@@ -438,14 +449,17 @@ def masks_of(source: Source) -> dict[str, Tensor]:
 
 
 def _leave_out_nan(known: dict[str, Tensor], name: str, array: Tensor) -> None:
-    """Mark NaN entries as unknown in a layer's mask. If the layer has no mask, add one only if it contains NaN."""
+    """Mark NaN entries as unknown in a layer's mask. A layer without a mask gets one only if it contains NaN."""
     there = ~torch.isnan(array)
     if not bool(there.all()):
         known[name] = known[name].to(there.device) & there if name in known else there
 
 
 def layers_of(item: Any, machine: BoltzmannMachine) -> dict[str, Any]:
-    """Convert an item or a batch to a mapping from layer names to arrays, using only the first element of a tuple."""
+    """Convert an item or a batch to a mapping from layer names to arrays.
+
+    If the item is a tuple or a list, only its first element is used. The other elements are labels.
+    """
     names = list(machine.layers)
     if isinstance(item, Mapping):
         if missing := set(names) - set(item):
@@ -474,7 +488,7 @@ def _take(array: Any, rows: _Rows) -> Tensor:
 
 
 def read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Prefetch batches in a separate thread and yield them in the same order."""
+    """Prefetch batches in a separate thread and yield them in their original order."""
     with ThreadPoolExecutor(1, "mvrbm-reader") as reader:
         ahead = deque(reader.submit(next, batches, None) for _ in range(_AHEAD))
         try:

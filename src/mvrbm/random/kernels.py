@@ -23,7 +23,7 @@ def unit(words):
 
 @triton.jit
 def words(key, quad, row, step, draw):
-    """Return the four random words for each counter.
+    """Return the four random 32-bit words for each counter.
 
     `row`, `step` and `draw` must broadcast to the shape of `quad`.
     """
@@ -35,15 +35,16 @@ def words(key, quad, row, step, draw):
 
 @triton.jit
 def uniform_pairs(key, row, line, pair, step, draw, COLUMNS: tl.constexpr):
-    """Return uniform random numbers for pairs of neighboring columns, of shape (n, 2 * w).
+    """Return a tile of uniform random numbers for pairs of neighboring columns, with shape (n, 2 * w).
 
-    In the tensor core layout, each thread stores pairs of neighboring columns. Each pair evaluates its own counter and
-    uses two of the four words. This doubles the arithmetic, but avoids exchanging data between threads.
+    In the tensor core layout, each thread stores pairs of neighboring columns. The counter is evaluated separately for
+    each pair, which uses two of the four resulting words. This doubles the arithmetic but avoids exchanging data
+    between threads.
 
     Parameters
     ----------
     row, line, pair
-        Row and line of each pair, and half the index of its even column. They broadcast to shape (n, w).
+        Row and line of each pair, and half the index of its even column. They must broadcast to shape (n, w).
     COLUMNS
         Number of columns per line.
     """
@@ -63,7 +64,7 @@ def normal_pairs(key, row, line, pair, step, draw, COLUMNS: tl.constexpr):
 
 @triton.jit
 def uniform_lines(key, row, line, step, draw, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return uniform random numbers for n complete lines, of shape (n, WIDTH).
+    """Return a tile of uniform random numbers for n complete lines, with shape (n, WIDTH).
 
     `WIDTH` is `COLUMNS` rounded up to a power of two.
     """
@@ -92,7 +93,7 @@ def normal_lines(key, row, line, step, draw, COLUMNS: tl.constexpr, WIDTH: tl.co
 def uniform_entries(key, row, line, column, step, draw, COLUMNS: tl.constexpr):
     """Return uniform random numbers for individual entries, identified by row, line and column.
 
-    Each entry evaluates all four words of its counter and uses one of them.
+    All four words of an entry's counter are computed, but only one of them is used.
     """
     quad = line * ((COLUMNS + 3) // 4) + column // 4 + row * 0
     a, b, c, d = words(key, quad, row, step, draw)

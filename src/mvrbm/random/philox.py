@@ -1,7 +1,7 @@
 r"""Reference implementation of the random number generator: Philox 4x32-10 in PyTorch, for any device.
 
 Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) maps a counter of four 32-bit words and a
-key of two words to four random words. In an array of shape (rows, \*lines, columns), the counter for an entry is
+key of two 32-bit words to four random words. In an array of shape (rows, \*lines, columns), the counter for an entry is
 
     (line * ceil(columns / 4) + column // 4,  row,  step,  draw)
 
@@ -34,16 +34,16 @@ Step = int | Tensor
 
 
 def words(key: int, quad: Tensor, row: Tensor, step: Step, draw: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the four random words for each counter as int64 tensors with values below 2**32.
+    """Return the four random words for each counter as int64 tensors with values less than 2**32.
 
     Parameters
     ----------
     key : int
         64-bit key.
     quad, row : Tensor of int64
-        First and second word of the counters. Their shapes must broadcast.
+        First and second words of the counters. Their shapes must be broadcastable.
     step : int or Tensor of int64
-        Third word of the counters. Its shape must broadcast with `quad` and `row`.
+        Third word of the counters. Its shape must be broadcastable with `quad` and `row`.
     draw : int
         Fourth word of the counters.
     """
@@ -66,7 +66,7 @@ def words(key: int, quad: Tensor, row: Tensor, step: Step, draw: int) -> tuple[T
 
 
 def layout(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return the number of rows, lines per row and columns per line for an array of the given shape.
+    """Return the numbers of rows, lines per row and columns per line for an array of the given shape.
 
     These terms are defined in the module docstring.
     """
@@ -83,7 +83,7 @@ def uniform(
     """Return an array of the given shape with uniform random numbers in the open interval (0, 1).
 
     The values are odd multiples of 2**-24, which float32 and float64 represent exactly. `step` and `draw` are words of
-    the counters, and `first_row` is the row index of the first row.
+    the counters, and `first_row` is the index of the array's first row.
     """
     rows, lines, columns = layout(shape)
     quads = -(-columns // 4)
@@ -95,7 +95,7 @@ def uniform(
 
 
 def sort_keys(key: int, n: int, steps: Tensor, draw: int) -> Tensor:
-    """Return random 40-bit sort keys of shape (len(steps), n). Sorting each row gives a random permutation."""
+    """Return random 40-bit sort keys of shape (len(steps), n). Sorting each row yields a random permutation."""
     entry = torch.arange(n, device=steps.device)
     high, low, _, _ = words(key, entry, torch.zeros_like(entry[:1]), steps[:, None], draw)
     return high << 8 | low >> 24

@@ -1,6 +1,6 @@
-"""Source of random numbers, passed as an argument to every function that draws random numbers.
+"""Source of random numbers, which is passed as an argument to every function that draws random numbers.
 
-The package never uses the global generators of PyTorch and NumPy. Results depend only on the arguments and the seed.
+The package never uses the global generators of PyTorch or NumPy. Results depend only on the arguments and the seed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEY_BITS = 40
 
 
 class Position(NamedTuple):
-    """Position of a source in its random sequence, from which C code and kernels compute the same numbers."""
+    """Position of a source in its random sequence. C code and kernels use it to compute the same numbers."""
 
     key: int
     step: philox.Step
@@ -43,7 +43,7 @@ class Position(NamedTuple):
 
 
 class RandomSource:
-    """Source of uniform and normal random numbers and of random permutations.
+    """Source of uniform random numbers, normal random numbers and random permutations.
 
     Each number is a function of the seed, step, draw, row and entry. A source counts its draws, so that successive
     calls return different numbers. The value of an entry does not depend on the device, the dtype, the number of rows,
@@ -89,7 +89,7 @@ class RandomSource:
     # -- position -------------------------------------------------------------------------------------
 
     def at_step(self, step: philox.Step, *, draw: int = 0, first_row: int = 0) -> RandomSource:
-        """Return a source positioned at a given step. Equal arguments always give the same numbers.
+        """Return a source positioned at a given step. Equal arguments always yield the same numbers.
 
         Parameters
         ----------
@@ -108,11 +108,11 @@ class RandomSource:
         return found
 
     def from_row(self, first_row: int) -> RandomSource:
-        """Return a source at the same step and draw whose draws start at row `first_row`."""
+        """Return a source at the same step and draw, with `first_row` as the index of the first row in every draw."""
         return self.at_step(self._step, draw=self._draw, first_row=first_row)
 
     def next_step(self) -> None:
-        """Advance to the next step. If the step is a tensor, it is incremented in place."""
+        """Advance to the first draw of the next step. If the step is a tensor, it is incremented in place."""
         if isinstance(self._step, Tensor):
             self._step.add_(1)
         else:
@@ -120,7 +120,7 @@ class RandomSource:
         self._draw = 0
 
     def go_to(self, step: int) -> None:
-        """Move to a given step. If the current step is a tensor, it is updated in place."""
+        """Move to the first draw of a given step. If the current step is a tensor, it is updated in place."""
         if isinstance(self._step, Tensor):
             self._step.fill_(step)
         else:
@@ -134,29 +134,28 @@ class RandomSource:
     def split(self, count: int) -> list[RandomSource]:
         """Return `count` independent sources. Every call returns different sources.
 
-        Sources at different steps have different children. The children start at the same row as this source.
+        The returned sources depend on the current step, and start at the same row as this source.
         """
         first = self._children
         self._children += whole_number(count, "count")
         return [self._derived(child) for child in range(first, self._children)]
 
     def stream(self, *name: int) -> RandomSource:
-        """Return the source with the given name, independent of all sources that `split` returns.
+        """Return the source with the given name, which is independent of all sources returned by `split`.
 
-        Every call at the same step with the same name returns the same source, which starts at the same row as this
-        source.
+        Calls with the same name at the same step return equal sources, which start at the same row as this source.
         """
         return self._derived(_NAMED, *name)
 
     def _derived(self, *branch: int) -> RandomSource:
-        """Return the source for a branch of this source's path at the current step."""
+        """Return the source whose path extends this source's path by the current step and the given branch."""
         if isinstance(self._step, Tensor):
             raise ValueError("the step of this source is a tensor, from which no other source can be derived")
         at_step = (_AT_STEP, self._step) if self._step else ()
         return self._at((*self._path, *at_step, *branch), self._first_row)
 
     def _at(self, path: tuple[int, ...], first_row: int) -> RandomSource:
-        """Return a source of the same type and seed for another path, positioned at its first draw."""
+        """Return a source with the same type and seed but another path, positioned at its first draw."""
         found = copy.copy(self)
         found.__dict__.pop("key", None)  # remove the cached key, which depends on the path
         found._path = path
@@ -188,7 +187,7 @@ class RandomSource:
         return radius.mul_(angle.cos_())
 
     def _uniform(self, shape: tuple[int, ...], like: Tensor, draw: int) -> Tensor:
-        """Return the uniform random numbers for a draw index, without advancing the source."""
+        """Return the uniform random numbers for a given draw index without advancing the source."""
         device = like.device
         if device.type == "cpu" and isinstance(self._step, int):
             found = compiled.uniform(self.key, philox.layout(shape), self._step, draw, self._first_row)
@@ -212,8 +211,8 @@ class RandomSource:
     def permutations(self, n: int, first_step: int, count: int, device: str | torch.device = "cpu") -> Tensor:
         """Return the permutations of 0, ..., n - 1 for `count` consecutive steps, as a tensor of shape (count, n).
 
-        Each permutation is the first draw of its step. All permutations are computed with a single sort, which takes
-        barely longer on a GPU than computing one permutation.
+        Each permutation is the first draw of its step. All permutations are computed with a single sort. On a GPU, this
+        takes barely longer than computing one permutation.
         """
         return _permutations(self.key, n, torch.arange(first_step, first_step + count, device=device), 0)
 

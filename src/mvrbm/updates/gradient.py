@@ -2,7 +2,7 @@
 
 Contrastive divergence follows the gradient of ``mean F(data) - mean F(chain)``, where F is the free energy and the
 chain is held constant. :func:`contrast_by_autograd` differentiates this expression and is the reference.
-:func:`contrast` computes the same gradient from the layers' statistics, which is faster. The parameter update is in
+:func:`contrast` computes the same gradient from the layers' statistics, which is faster. The update rule is in
 :mod:`mvrbm.updates.step`.
 """
 
@@ -28,7 +28,7 @@ class Share:
     Parameters
     ----------
     data, chains : float
-        Fractions of the samples and of the chains that this process handles.
+        Fractions of the batch and of the chains that this process handles.
     first_sample, first_chain : int
         Index of this process's first sample in the batch, and index of its first chain among all chains. These indices
         determine the random numbers, so results do not depend on the number of processes.
@@ -73,7 +73,7 @@ def contrast(
 ) -> Gradient:
     """Compute the gradient of mean F(data) - mean F(chain) from the layers' statistics, where F is the free energy.
 
-    The result contains all learned parameters.
+    The result contains this process's share of the gradient for each learned parameter.
     """
     sides = [
         (states, field, weight / len(field))
@@ -98,18 +98,20 @@ def contrast(
 
 
 class Centering:
-    r"""Centered learning, with the interaction :math:`\langle T_h - \lambda, W (T - \mu)\rangle`.
+    r"""Centered learning, where the interaction is :math:`\langle T_h - \lambda, W (T - \mu)\rangle`.
 
-    Centering describes the same models as :math:`\langle T_h, W T\rangle`, with different biases. The centered gradient
-    is better conditioned, because a change in `W` no longer shifts every mean.
+    Here, :math:`T_h` and :math:`T` are the statistics of the hidden layer and a visible layer, and :math:`\lambda` and
+    :math:`\mu` are their offsets. The centered interaction describes the same models as :math:`\langle T_h, W
+    T\rangle`, with different biases. The centered gradient is better conditioned, because a change in `W` no longer
+    shifts every mean.
 
     Parameters
     ----------
     machine : BoltzmannMachine
         Machine to train.
     center : mapping of str to Tensor
-        Offset for each visible layer, of shape (1, *layer shape). The offset is the mean of the data, or zero if the
-        layer is not centered.
+        Offset for each visible layer, as a tensor of shape (1, *layer shape). The offset is the mean of the data, or
+        zero if the layer is not centered.
     follow_hidden : bool
         Whether to use a running mean over the data as the offset for the hidden layer. If False, the offset is zero.
     all_reduce : callable, optional
@@ -138,7 +140,7 @@ class Centering:
         chain_field: Tensor,
         share: Share = WHOLE,
     ) -> None:
-        """Convert the gradients for coupling and statistic parameters to the centered form, in place."""
+        """Convert the gradients for couplings and for parameters of the statistics to the centered form, in place."""
         hidden = self.machine.hidden
         on_data = _share(hidden.statistic(hidden.mean(data_field)), share.data)[None]
         on_chain = _share(hidden.statistic(hidden.mean(chain_field)), share.chains)[None]
@@ -163,7 +165,7 @@ class Centering:
     def advance(self, on_data: Tensor) -> Tensor:
         """Update and return the running mean of the hidden layer.
 
-        `on_data` is this process's share of the mean over the data, of shape (1, *hidden shape).
+        `on_data` is a tensor of shape (1, *hidden shape) with this process's share of the mean over the data.
         """
         everywhere = on_data.clone()
         if self._all_reduce is not None:
@@ -180,7 +182,7 @@ class Centering:
     def follow(self, before: tuple[Tensor, dict[str, Tensor]]) -> None:
         """Adjust the biases to cancel the change in the fields that the offsets induce.
 
-        `before` is the result of `fields` before the change.
+        `before` is the result of calling `fields` before the parameters changed.
         """
         hidden_after, visible_after = self.fields()
         self.machine.hidden.absorb((before[0] - hidden_after)[0])

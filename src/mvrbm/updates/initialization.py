@@ -1,4 +1,4 @@
-"""Initialization of a training run, which computes parameters, centering offsets and a learning rate from the data."""
+"""Initialization of a training run: parameters, centering offsets and a learning rate computed from the data."""
 
 import math
 import warnings
@@ -55,7 +55,7 @@ def prepare_state(
     recipe : Recipe
         Training settings.
     moments : mapping of str to Moments
-        Moments of the data for each layer.
+        Mean and variance of the data for each layer.
     rng : RandomSource
         Random source for the initial factors.
     world : World
@@ -80,7 +80,7 @@ def prepare_state(
 
 @torch.no_grad()
 def initialize(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments], rng: RandomSource) -> None:
-    """Initialize all parameters of the machine from the recipe and the moments of the data."""
+    """Initialize all parameters of the machine based on the recipe and the moments of the data."""
     for name, unit in machine.layers.items():
         if recipe.bias_from_data:
             seen = moments[name]
@@ -109,7 +109,7 @@ def initialize(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
 def warn_of_constants(machine: BoltzmannMachine, moments: Mapping[str, Moments]) -> None:
     """Warn if at least half of the entries in a layer are constant.
 
-    Smaller numbers of constant entries are common, for example at the margins of images.
+    Smaller numbers of constant entries are common, for example near the edges of images, and cause no warning.
     """
     for name, unit in machine.layers.items():
         # A categorical site is constant if only one category occurs.
@@ -142,10 +142,11 @@ def offsets(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Mom
 def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments]) -> float:
     r"""Compute a learning rate for `W` that is large enough for fast learning but small enough to prevent divergence.
 
-    Along a row of `W`, the curvature of the likelihood is at most the variance of a hidden unit times the second moment
-    of its input around the offset, :math:`v_h \sum \mathrm{E}\, T(x)^2`. Along a column, the curvature is at most
-    :math:`v_v` times the variance of all hidden units, :math:`v_h K`. Learning rates up to about the inverse of the sum
-    of the two bounds are safe.
+    Along a row of `W`, the curvature of the likelihood is at most :math:`v_h \sum \mathrm{E}\, (T(x) - \mu)^2`, where
+    :math:`v_h` is the largest variance of a hidden unit, and the sum is the second moment of the visible statistics
+    around their offsets :math:`\mu`. Along a column, the curvature is at most :math:`v_v v_h K`, where :math:`v_v` is
+    the largest variance of a visible unit and :math:`K` is the number of hidden units. Learning rates up to about the
+    inverse of the sum of the two bounds are safe.
     """
     hidden, power = machine.hidden, _power(machine, moments, offsets(machine, recipe, moments), most=recipe.normalized)
     if power < _LEAST_POWER:
@@ -172,10 +173,10 @@ def _power(
     *,
     most: bool = False,
 ) -> float:
-    """Return the mean square of the statistic around an offset, summed over all entries.
+    """Return the mean squared deviation of the statistic from an offset, summed over all entries.
 
-    If `offset` is None, the mean is used. If `most` is True, a layer that learns its variance contributes at most 1 per
-    entry, because :func:`mvrbm.updates.step.gains_of` divides the steps of such a layer by the excess.
+    If `offset` is None, the offset is the mean. If `most` is True, a layer that learns its variance contributes at most
+    1 per entry, because :func:`mvrbm.updates.step.gains_of` divides the steps of such a layer by the excess.
     """
     total = 0.0
     for name, unit in machine.layers.items():

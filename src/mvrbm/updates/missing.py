@@ -12,14 +12,14 @@ from mvrbm.sampling import Fields, Layers, Masks, gibbs_step, keep_known
 def draw_missing(
     machine: BoltzmannMachine, batch: Batch, rng: RandomSource, steps: int, fields: Fields | None = None
 ) -> dict[str, Tensor]:
-    """Return the batch with its missing entries sampled from the model, given the known entries.
+    """Return the batch with its missing entries replaced by samples from the model, given the known entries.
 
     Parameters
     ----------
     machine : BoltzmannMachine
         Model to sample from.
     batch : Batch
-        Batch with masks of known entries. A batch without masks is returned unchanged.
+        Batch with masks that are True for known entries. If the batch has no masks, it is returned unchanged.
     rng : RandomSource
         Random source for sampling.
     steps : int
@@ -37,7 +37,7 @@ def draw_missing(
 
 
 def draw_unknown(machine: Fields, data: Layers, masks: Masks, rng: RandomSource, steps: int) -> dict[str, Tensor]:
-    """Return the data with the unknown entries sampled from the model. The arguments are not validated.
+    """Return the data with unknown entries replaced by samples from the model. Arguments are not validated.
 
     Masks are True for known entries. Unknown entries may be NaN.
     """

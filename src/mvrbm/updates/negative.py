@@ -1,8 +1,8 @@
-"""Negative phases: sampling methods for the model term in the gradient.
+"""Negative phases: sampling methods for the model term of the gradient.
 
-Available methods are CD, persistent CD, and tempered persistent CD. A negative phase only stores settings. Persistent
-chains are stored in :class:`~mvrbm.updates.state.TrainState` as a dictionary of tensors. To sample from a trained
-model, see :mod:`mvrbm.sampling`.
+The available methods are contrastive divergence (CD), persistent CD and tempered persistent CD. A negative phase stores
+only settings. Persistent chains are stored in :class:`~mvrbm.updates.state.TrainState` as a dictionary of tensors. To
+sample from a trained model, see :mod:`mvrbm.sampling`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NegativePhase(ABC):
 
     @property
     def chain_shape(self) -> tuple[int, ...]:
-        """Leading dimensions of the arrays in `chains`. Empty if the chains are not persistent."""
+        """Leading dimensions of the arrays in `chains`, or an empty tuple if the chains are not persistent."""
         return ()
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class NegativePhase(ABC):
         return self.chain_shape[self.chain_axis] if self.chain_shape else 0
 
     def share(self, world: World) -> NegativePhase:
-        """Return the negative phase for this process, which advances only its share of the chains."""
+        """Return a negative phase that advances only this process's share of the chains."""
         return self
 
     def share_of_chains(self, chains: Chains, own: slice) -> Chains:
@@ -75,11 +75,11 @@ class NegativePhase(ABC):
         return found
 
     def turn(self, chains: Chains) -> int:
-        """Return the swap parity for the next `draw`, which alternates between 0 and 1, or 0 without tempering."""
+        """Return the swap parity for the next `draw`, which alternates between 0 and 1. Without tempering, return 0."""
         return 0
 
     def pass_turn(self, chains: Chains) -> None:  # noqa: B027  (without exchanges there is no parity)
-        """Advance the swap parity after a graph replay, which runs the kernels from `draw` but no Python code."""
+        """Advance the swap parity after a graph replay, which runs the kernels of `draw` but not its Python code."""
 
     def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
         """Return the initial states of the chains, or an empty dictionary if the chains are not persistent."""
@@ -89,7 +89,7 @@ class NegativePhase(ABC):
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        """Sample visible states from the model, of shape (m, *layer shape) for each layer.
+        """Sample visible states from the model and return a tensor of shape (m, *layer shape) for each layer.
 
         Parameters
         ----------
@@ -104,13 +104,13 @@ class NegativePhase(ABC):
         rng : RandomSource
             Random source for sampling.
         chains : dict
-            Chains from the previous update, or from `start`. Updated in place.
+            Chains from the previous update or from `start`, which are updated in place.
         """
 
 
 @dataclass(frozen=True)
 class CD(NegativePhase):
-    """Contrastive divergence. In each update, chains start from the data and run for `steps` Gibbs steps."""
+    """Contrastive divergence. In each update, the chains start from the data and run for `steps` Gibbs steps."""
 
     capturable: ClassVar[bool] = True
 
@@ -146,7 +146,7 @@ class _Persistent(NegativePhase):
         return range(self.n_chains)[world.part_of(self.n_chains)]
 
     def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
-        """Initialize chain `c` to sample `c % n` in a batch of `n` samples.
+        """Initialize chain `c` with sample `c % n` in a batch of `n` samples.
 
         If the batch is empty, sample the initial states from the biases alone.
         """
@@ -160,7 +160,7 @@ class _Persistent(NegativePhase):
 
 @dataclass(frozen=True)
 class PCD(_Persistent):
-    """Persistent contrastive divergence with `n_chains` chains, which continue from one update to the next."""
+    """Persistent contrastive divergence with `n_chains` chains that continue from one update to the next."""
 
     capturable: ClassVar[bool] = True
 
@@ -206,7 +206,7 @@ class TemperedPCD(_Persistent):
         return int(chains[TURN]) if chains else 0
 
     def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
-        """Initialize the chains at all temperatures to the same states."""
+        """Initialize the chains at all temperatures with the same states."""
         states = super().start(machine, batch, rng)
         chains = {name: array.repeat(self.n_temperatures, *[1] * array.ndim) for name, array in states.items()}
         return {**chains, TURN: torch.tensor(0)}
@@ -236,7 +236,7 @@ class TemperedPCD(_Persistent):
 class _TemperedShare(TemperedPCD):
     """Share of the tempered chains that one process advances.
 
-    The chains use the same random numbers as in single-process training.
+    The random numbers are the same as in single-process training.
     """
 
     #: Total number of chains across all processes.
@@ -252,7 +252,7 @@ class _TemperedShare(TemperedPCD):
 
 
 class _SharedNumbers(RandomSource):
-    """Random source that draws numbers for all tempered chains but returns only the numbers for one process."""
+    """Random source that generates numbers for all tempered chains but returns only those for one process."""
 
     def __init__(self, numbers: RandomSource, share: _TemperedShare) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ class _SharedNumbers(RandomSource):
 
     @property
     def position(self) -> Position:
-        """Not available, because a process has one range of rows per temperature and not a single range."""
+        """Not available, because a process has one range of rows per temperature rather than a single range."""
         raise NotImplementedError(
             "the rows of shared tempered chains are not consecutive; draw from the source instead"
         )
@@ -271,7 +271,10 @@ class _SharedNumbers(RandomSource):
         return self._own(super()._uniform(self._shape_of_all(shape), like, draw), shape)
 
     def _by_rows(self, shape: Sequence[int]) -> bool:
-        """Return whether a draw has one row per temperature and chain. Exchange draws have shape (pairs, chains)."""
+        """Return whether a draw has one row per temperature and chain.
+
+        Draws for exchanges have shape (pairs, chains) instead.
+        """
         return shape[0] == self._share.n_temperatures * self._share.n_chains
 
     def _shape_of_all(self, shape: Sequence[int]) -> tuple[int, ...]:

@@ -22,13 +22,15 @@ class Recipe:
     n_epochs : int
         Number of epochs (passes over the data).
     batch_size : int
-        Number of samples per update. The last batch in an epoch may be smaller. Its weight is proportional to its size.
+        Number of samples per update. If the last batch in an epoch is smaller, its gradient is scaled down in
+        proportion to its size.
     learning_rate : float, optional
-        Learning rate for `W`, or for the factors if `normalized` is False. If None, the learning rate is computed from
-        the sizes of the layers and the variance of the data. See :func:`mvrbm.updates.initialization.safe_rate`.
+        Learning rate for the coupling matrix `W`, or for its factors if `normalized` is False. If None, the learning
+        rate is computed from the sizes of the layers and the variance of the data. See
+        :func:`mvrbm.updates.initialization.safe_rate`.
     rate_factor : float
-        Factor by which the computed learning rate is multiplied if all units have bounded statistics, such as Bernoulli
-        and Categorical units.
+        Factor by which the computed learning rate is multiplied if all units have bounded statistics (Bernoulli,
+        Categorical, etc.).
     bias_learning_rate : float, optional
         Learning rate for biases and variances. If None, `learning_rate` is used.
     momentum : float
@@ -43,25 +45,25 @@ class Recipe:
     factor_std : float, optional
         Initial standard deviation of the entries of the factors. Cannot be combined with `std`.
     bias_from_data : bool
-        Whether to initialize the visible units from the moments of the data (log-odds, or location and scale).
+        Whether to initialize the parameters of the visible units (log-odds, or location and scale) from the mean and
+        variance of the data.
     centering : {"location", "full", "none"}
         Layers to center. In the gradient for the factors, the mean of a centered layer is subtracted from its values.
         ``"location"`` centers layers with an arbitrary origin (Gaussian layers). ``"full"`` centers all layers,
-        including the hidden layer.
+        including the hidden layer. ``"none"`` disables centering.
     rate_decay : int, optional
         Time scale, in updates, of the learning rate decay 1 / sqrt(1 + update / rate_decay). If None, this decay is
         disabled. Ignored if the trainer has an optimizer or a scheduler.
     linear_decay : bool
         Whether to also decrease the learning rate linearly to zero over `planned_updates` updates.
     planned_updates : int, optional
-        Number of updates after which the linear decay ends. If None, the total number of updates in
-        :meth:`Trainer.fit` is used. In that case, there is no linear decay for data of unknown length or in
-        `partial_fit`.
+        Number of updates after which the linear decay reaches zero. If None, the total number of updates in
+        :meth:`Trainer.fit` is used, and there is no linear decay in `partial_fit` or for data of unknown length.
     normalized : bool
-        Whether to divide the gradient for each factor by its gain, a bound on the squared effect of a step in that
-        factor on `W`.
+        Whether to divide the gradient for each factor by the factor's gain, which bounds the squared effect on `W` of a
+        step in that factor.
     balance : bool
-        Whether to rescale the factors to equal norms after every epoch. Rescaling does not change `W`.
+        Whether to rescale the factors to have equal norms after every epoch. Rescaling does not change `W`.
     """
 
     n_epochs: int = 10
@@ -108,7 +110,7 @@ class Recipe:
             object.__setattr__(self, name, value)
 
     def config(self) -> dict[str, Any]:
-        """Return the settings as JSON-serializable values for :meth:`from_config`.
+        """Return the settings as JSON-serializable values that can be passed to :meth:`from_config`.
 
         Settings that version 0.1 does not support are omitted if they have their default values, so that version 0.1
         can read the result.
@@ -119,7 +121,7 @@ class Recipe:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Recipe:
-        """Create a recipe from the result of :meth:`config`, including results from versions 0.1 and 0.2."""
+        """Create a recipe from the result of :meth:`config`. Results from versions 0.1 and 0.2 are also supported."""
         plain = {_FORMER_NAMES.get(key, key): value for key, value in config.items()}
         negative = dict(plain.pop("negative"))
         kinds = {kind.__name__: kind for kind in (CD, PCD, TemperedPCD)}
@@ -154,7 +156,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def as_recipe(recipe: str | Recipe) -> Recipe:
-    """Return the recipe with the given name. A Recipe is returned unchanged."""
+    """Return the recipe with the given name. If a Recipe is passed, return it unchanged."""
     if isinstance(recipe, Recipe):
         return recipe
     if recipe not in RECIPES:

@@ -32,9 +32,9 @@ class TrainState:
     rng : RandomSource
         Random source for sampling. Update `t` uses the random numbers of step `t`, so the source itself never changes.
     momenta : dict of str to Tensor
-        Momentum for each learned parameter, keyed by parameter name. Empty before the first update.
+        Momenta of the learned parameters, keyed by parameter name. Empty before the first update.
     chains : dict of str to Tensor
-        Persistent chains. Empty before the first update, and always empty if the chains start from the data.
+        Persistent chains. Empty before the first update, and always empty if the chains are not persistent.
     centering : Centering, optional
         Centering offsets. If None, no layer is centered.
     epoch : int
@@ -44,10 +44,11 @@ class TrainState:
     update : int
         Number of completed updates.
     exact : dict of str to Tensor
-        Parameters, momenta and chains in the internal format of a backend, if writing them to the state rounds them.
-        The backend resumes from these tensors without rounding errors, unless the state has changed in the meantime.
+        Parameters, momenta and chains in the internal format of a backend, if converting them to the format of the
+        state rounds them. The backend resumes from these tensors without rounding errors, unless the state has changed
+        in the meantime.
     best : dict of str to Tensor
-        Copy of the parameters with the best metric so far, if a callback keeps it with :meth:`keep_best`.
+        Copy of the parameters with the best metric so far. Empty unless a callback calls :meth:`keep_best`.
     history : list of dict
         Metrics logged by callbacks.
     scheduled_epochs : int
@@ -87,7 +88,7 @@ class TrainState:
 
     @torch.no_grad()
     def restore_best(self) -> None:
-        """Set the parameters to the best parameters, if there are any."""
+        """Restore the best parameters, if any have been kept."""
         for name, value in self.best.items():
             self.machine.get_parameter(name).copy_(value)
         self.exact = {}
@@ -105,13 +106,13 @@ class TrainState:
         return self.rng.at_step(self.update, draw=DRAWS_OF_MISSING, first_row=share.first_sample)
 
     def momentum_of(self, name: str, parameter: Tensor) -> Tensor:
-        """Return the momentum for a parameter. New momenta are initialized to zero."""
+        """Return the momentum of a parameter, initialized to zero if it does not exist yet."""
         if name not in self.momenta:
             self.momenta[name] = parameter.detach().new_zeros(parameter.shape)
         return self.momenta[name]
 
     def reset_after_divergence(self) -> None:
-        """Discard everything except the parameters that a failed update may have made non-finite or very large.
+        """Reset everything that a failed update may have made non-finite or very large, except the parameters.
 
         Momenta are set to zero in place. The optimizer state, the chains and the hidden offset are cleared, so the next
         update initializes them again.

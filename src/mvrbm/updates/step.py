@@ -1,7 +1,7 @@
-"""The update rule: normalization, weight decay, momentum, learning rates, and checks for divergence.
+"""The update rule: normalization, weight decay, momentum, learning rates and divergence checks.
 
 Backends written in Python call these functions. The Triton kernels and the C code implement the same rule in fused
-form. Tests compare their results with these functions.
+form. Tests compare their results with those of these functions.
 """
 
 import itertools
@@ -48,8 +48,9 @@ def initial_rates(recipe: Recipe) -> tuple[float, float]:
 def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:
     r"""Return the learning rates for factors and biases, :math:`\eta (1 - t / T) / \sqrt{1 + t / \text{rate\_decay}}`.
 
-    The update index `t` starts at 0. `T` is the number of planned updates if the recipe uses linear decay, and infinity
-    otherwise. If `update` is a tensor, the rates are tensors too, so a CUDA graph can compute them.
+    The initial learning rate is :math:`\eta`, and the update index `t` starts at 0. `T` is the number of planned
+    updates if the recipe uses linear decay, and infinity otherwise. If `update` is a tensor, the rates are tensors too,
+    so that a CUDA graph can compute them.
     """
     rate, bias_rate = initial_rates(recipe)
     slowness = recipe.rate_decay or math.inf
@@ -68,7 +69,7 @@ def normalize(gradients: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 def safe_gain(gain: Tensor) -> Tensor:
-    """Clamp a gain to a positive lower limit, so that gradients can be divided by it."""
+    """Clamp a gain to a positive minimum, so that gradients can be divided by it."""
     return gain.clamp(min=SMALLEST_GAIN)
 
 
@@ -84,10 +85,10 @@ def gains_of(
     gradient : mapping of str to Tensor
         Gradients, keyed by parameter name.
     powers : mapping of str to Tensor, optional
-        Mean squared deviation :math:`T(x) - \mu` of the data, for each layer that learns its variance. The learning
-        rate is safe if the powers are at most 1, which is usually true initially. When a learned variance becomes
-        smaller than the variance of the data, :math:`T(x) = x / s` grows, and the curvature along a row of `W` grows
-        with the square of :math:`T(x)`. Gains are therefore multiplied by powers that exceed 1.
+        Mean square of the deviation :math:`T(x) - \mu` in the data, for each layer that learns its variance. The
+        learning rate is safe if the powers are at most 1, which is usually true initially. When a learned variance
+        becomes smaller than the variance of the data, :math:`T(x) = x / s` grows, and the curvature along a row of `W`
+        grows with the square of :math:`T(x)`. Gains are therefore multiplied by powers that exceed 1.
     """
     powers = powers or {}
     found = {f"hidden.{key}": gain for key, gain in machine.hidden.gains().items()}
@@ -116,15 +117,16 @@ def step(
     Parameters
     ----------
     gradients, momenta : list of Tensor
-        Normalized gradients and the corresponding momenta.
+        Normalized gradients :math:`g` and the corresponding momenta :math:`m`.
     factors : iterable of (Tensor, Tensor)
-        Coupling parameters and their gradients. Weight decay applies only to these parameters.
+        Coupling parameters and their gradients. The weight decay :math:`\lambda` applies only to these parameters.
     moves : iterable of (Tensor, Tensor, float)
-        Parameters, momenta and learning rates. Tensors may be views, and several moves may update the same parameter.
-        For example, one move can update all parameters in a flat tensor with the learning rate for biases, and a second
-        move can then update the factors with the difference between the two learning rates.
+        Parameters :math:`p`, their momenta :math:`m` and learning rates :math:`\eta`. Tensors may be views, and several
+        moves may update the same parameter. For example, one move can update all parameters in a flat tensor with the
+        learning rate for biases, and a second move can then update the factors with the difference between the two
+        learning rates.
     recipe : Recipe
-        Training settings. Only the momentum and the weight decay are used.
+        Training settings. Only the momentum coefficient :math:`\mu` and the weight decay :math:`\lambda` are used.
     """
     factors = list(factors)
     if recipe.weight_decay and factors:
@@ -143,7 +145,7 @@ def step(
 
 @one_thread()
 def balance(machine: BoltzmannMachine, recipe: Recipe) -> None:
-    """Rescale the factors of each coupling to equal norms without changing `W`, if the recipe enables `balance`."""
+    """If the recipe enables `balance`, rescale the factors of each coupling to equal norms without changing `W`."""
     if recipe.balance:
         for link in machine.links.values():
             link.balance()
@@ -152,8 +154,8 @@ def balance(machine: BoltzmannMachine, recipe: Recipe) -> None:
 def limit_overshoot(machine: BoltzmannMachine) -> None:
     """Scale down the couplings between Gaussian layers if updates have made the energy slightly unbounded.
 
-    The most likely couplings for strongly correlated data have a norm just below 1, which updates can exceed a little.
-    A larger excess means that training diverges, so the couplings stay unchanged.
+    For strongly correlated data, the optimal couplings have a norm just below 1, and an update can increase the norm to
+    slightly more than 1. A much larger norm means that training is diverging, so the couplings are left unchanged.
     """
     if machine.hidden.gaussian and machine.gaussian_norm() < LARGEST_OVERSHOOT:
         machine.limit_norm(LARGEST_NORM)
@@ -170,7 +172,7 @@ def fail(recipe: Recipe, update: int, what: str = "a parameter", rate: float | N
 
 
 def first_not_finite(state: TrainState, gradient: Mapping[str, Tensor] | None = None) -> str:
-    """Describe the first learned parameter that contains a non-finite value, in the order of `named_parameters`.
+    """Describe the first parameter, in the order of `named_parameters`, that contains a non-finite value.
 
     If `gradient` contains non-finite values, describe the first non-finite gradient instead.
     """
@@ -196,7 +198,7 @@ def check_size(machine: BoltzmannMachine, recipe: Recipe, update: int) -> None:
 
 
 def check_training_memory(machine: BoltzmannMachine, batch_size: int) -> None:
-    """Raise MemoryLimitError if the arrays required by all backends do not fit in memory."""
+    """Raise MemoryLimitError if the arrays that every backend requires do not fit in memory."""
     visible = sum(math.prod(unit.shape) for unit in machine.layers.values())
     # Count parameters, momenta and gradients, and the visible states and fields for a batch.
     numbers = 3 * machine.n_parameters + 2 * batch_size * visible
@@ -204,6 +206,9 @@ def check_training_memory(machine: BoltzmannMachine, batch_size: int) -> None:
 
 
 def check_hidden_memory(shape: tuple[int, ...], batch_size: int, like: Tensor, more: int = 0) -> None:
-    """Raise MemoryLimitError if hidden states and fields for a batch, plus `more` numbers, do not fit in memory."""
+    """Raise MemoryLimitError if the hidden states and fields for a batch do not fit in memory.
+
+    `more` is the number of additional values that must fit in memory at the same time.
+    """
     what = f"training a hidden layer of shape {shape} with batches of {batch_size}"
     check_memory(more + 2 * batch_size * math.prod(shape), what, like)

@@ -7,24 +7,24 @@ An update performs these steps:
 3. Advance the chains, and compute the gradient of mean F(data) - mean F(chain) (:func:`own_gradient`). If layers are
    centered, convert the gradient to the centered form.
 4. Sum the gradient over all processes and divide it by the gains (:func:`gradient_of`).
-5. Add the weight decay, update the momenta, and move the parameters (:func:`take_step`). If layers are centered, adjust
+5. Apply weight decay, update the momenta, and update the parameters (:func:`take_step`). If layers are centered, adjust
    the biases to cancel the change in the fields that the offsets induce.
-6. Check that all parameters are finite, and increment `state.update`. Each backend does this itself, because backends
-   differ in how often they check (see :mod:`mvrbm.backends.base`).
+6. Check that all parameters are finite, and increment `state.update`. Each backend performs this step itself, because
+   backends differ in how often they check (see :mod:`mvrbm.backends.base`).
 
 **Random numbers.** All random numbers in update `t` belong to step `t` of the source `state.rng`. Within a step, the
-draws are numbered, and each call to a random function advances the number by one. The draws that advance the chains
-start at 0. In each Gibbs step, they sample the hidden layer first and then the visible layers, in the order of
+draws are numbered, and each call to a random function increments the draw number by one. The draws that advance the
+chains start at 0. In each Gibbs step, they sample the hidden layer first and then the visible layers, in the order of
 `machine.layers`. With tempered chains, one more draw after each Gibbs step decides which states are exchanged, unless
 the step has no pair to exchange. The draws that sample missing entries start at
 :data:`~mvrbm.updates.state.DRAWS_OF_MISSING`. First, each visible layer is sampled from its bias alone. The Gibbs steps
 follow, in the same order as above. The draws that initialize persistent chains have a separate range too, and are
 needed only if the first batch is empty. A row in a draw is a chain or a sample, numbered across all processes. A
 backend that uses the same draws and rows therefore samples the same states. :mod:`mvrbm.random.philox` defines the
-numbers.
+random numbers.
 
-**Flat form.** The C code and the GPU kernels compute the same update with other variables, in which Gaussian units have
-variance 1 and states are relative to their offsets. :mod:`mvrbm.backends.layout` derives this form.
+**Flat form.** The C code and the GPU kernels compute the same update with different variables, in which Gaussian units
+have variance 1 and states are relative to their offsets. :mod:`mvrbm.backends.layout` derives this form.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ class UpdateSettings:
     optimizer : Optimizer, optional
         The optimizer that updates the parameters. If None, the recipe's update rule is used.
     all_reduce : callable
-        Function that replaces a tensor with its sum over all processes.
+        Function that replaces a tensor in place with its sum over all processes.
     n_processes : int
         Number of processes that share each update.
     every_batch : bool
@@ -67,7 +67,7 @@ class UpdateSettings:
     missing_steps : int
         Number of Gibbs steps used to sample missing entries. Default: 5.
     gather : callable
-        Function that gathers a tensor from all processes and returns a list ordered by rank.
+        Function that gathers a tensor from all processes and returns a list of tensors ordered by rank.
     """
 
     recipe: Recipe
@@ -104,10 +104,10 @@ class UpdateSettings:
 
 
 def start_chains(settings: UpdateSettings, state: TrainState, batch: Layers, share: Share = WHOLE) -> bool:
-    """Initialize the persistent chains if they are required but do not exist yet, and return whether this was done.
+    """Initialize the persistent chains if they are required but do not exist yet.
 
-    The chains are initialized from the samples of all processes, so the result does not depend on the number of
-    processes. `batch` contains the samples of this process, without missing entries.
+    Return whether the chains were initialized. They are initialized from the samples of all processes, so the result
+    does not depend on the number of processes. `batch` contains the samples of this process, without missing entries.
     """
     negative = settings.recipe.negative
     if state.chains or not negative.chain_shape:
@@ -147,7 +147,7 @@ def own_gradient(state: TrainState, settings: UpdateSettings, batch: Layers, sha
 
 
 def powers_of(state: TrainState, batch: Layers, share: float = 1.0) -> dict[str, Tensor]:
-    """Return this process's contribution to the mean squared deviation, for each layer with a learned variance."""
+    """Return this process's contribution to the mean squared deviation for each layer with a learned variance."""
     found = {}
     for name, unit in state.machine.layers.items():
         if unit.learns_statistic:
@@ -159,9 +159,9 @@ def powers_of(state: TrainState, batch: Layers, share: float = 1.0) -> dict[str,
 
 
 def take_step(state: TrainState, gradient: Gradient, settings: UpdateSettings, weight: float) -> None:
-    """Move the parameters with the optimizer or the recipe's update rule, and adjust the biases for the offsets.
+    """Update the parameters with the optimizer or the recipe's update rule, and adjust the biases for the offsets.
 
-    `weight` is a factor for the gradient. It is less than 1 for a batch that is smaller than the others.
+    The gradient is multiplied by `weight`, which is less than 1 for a batch that is smaller than the others.
     """
     fields_before = None if state.centering is None else state.centering.fields()
     if settings.optimizer is None:
@@ -175,7 +175,7 @@ def take_step(state: TrainState, gradient: Gradient, settings: UpdateSettings, w
 
 
 def recipe_step(state: TrainState, gradient: Gradient, recipe: Recipe, weight: float, update: int | Tensor) -> None:
-    """Apply the recipe's update rule to the machine's parameters. In a CUDA graph, `update` is a tensor."""
+    """Apply the recipe's update rule to the machine's parameters. In a CUDA graph, `update` must be a tensor."""
     rate, bias_rate = learning_rates(recipe, update)
     learned = state.learned
     parts = [gradient[name] * weight if weight != 1 else gradient[name] for name in learned]

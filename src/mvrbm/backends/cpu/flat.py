@@ -71,19 +71,19 @@ class FlatCpuBackend(UpdateBackend):
     def _contrast(self, batch: Mapping[str, Tensor], rng: RandomSource, of_data: float, of_chain: float) -> None:
         """Advance the chains and compute the gradient of `of_data` * mean F(data) - `of_chain` * mean F(chain).
 
-        Here F is the free energy.
+        Here, F is the free energy.
 
         Instead of the gradients for log-variances, this method writes the sums described in
-        :meth:`FlatVariances.finish_gradients`. It also writes `of_data` times the mean hidden state for the data to
-        `_data_mean`.
+        :meth:`FlatVariances.finish_gradients`. It also computes the mean hidden state for the data, multiplies it by
+        `of_data`, and writes the result to `_data_mean`.
         """
 
     @abstractmethod
     def _chain_states(self) -> list[Tensor]:
-        """Return a view of the persistent chain states of each layer, of shape (n, *layer shape)."""
+        """Return the persistent chain states of each layer as a view of shape (n, *layer shape)."""
 
     def _fail(self, result: StepResult, state: TrainState) -> NoReturn:
-        """Restore the parameters from before the step, reset the rest of the state, and raise DivergenceError."""
+        """Restore the previous parameters, reset the rest of the state, and raise DivergenceError."""
         arrays = self.arrays
         if result == StepResult.GRADIENT_NOT_FINITE:
             culprit = first_not_finite(state, arrays.packing.named(arrays.gradient))
@@ -122,7 +122,7 @@ class FlatCpuBackend(UpdateBackend):
             self._step.update_scales()
 
     def _load_exact(self, state: TrainState) -> bool:
-        """Load a state's exact arrays if they match its other values, and return whether they were loaded."""
+        """Load a state's exact arrays if they match its rounded values, and return whether they were loaded."""
         views = self._exact_views(bool(state.chains))
         shapes = {name: part.shape for name, part in views.items()}
         if {name: part.shape for name, part in state.exact.items()} != shapes:
@@ -138,7 +138,7 @@ class FlatCpuBackend(UpdateBackend):
         return True
 
     def _exact_views(self, with_chains: bool) -> dict[str, Tensor]:
-        """Return views of all arrays that `store` rounds, keyed by name."""
+        """Return views of all arrays that `store` rounds, as a dictionary keyed by name."""
         arrays = self.arrays
         views = {"params": arrays.params, "momenta": arrays.momenta, "scale": arrays.packing.affine[0]}
         if self._persistent is not None and with_chains:
@@ -147,12 +147,12 @@ class FlatCpuBackend(UpdateBackend):
         return views
 
     def _chains(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the persistent chains of each layer, of shape (n, *layer shape) and in data units."""
+        """Yield each layer's name and its persistent chains in data units, as a tensor of shape (n, *layer shape)."""
         for layer, states in zip(self.arrays.layers, self._chain_states(), strict=True):
             yield layer.layout.name, layer.data_of(states)
 
     def _set_chains(self, chains: Mapping[str, Tensor]) -> None:
-        """Set the persistent chains, given one array of shape (n, *layer shape) per layer, in data units."""
+        """Set the persistent chains from one tensor of shape (n, *layer shape) per layer, in data units."""
         for layer, states in zip(self.arrays.layers, self._chain_states(), strict=True):
             layer.write_states(chains[layer.layout.name], states)
         self._chains_started = True

@@ -11,7 +11,7 @@ from mvrbm.updates.state import TrainState
 
 @dataclass(frozen=True)
 class FlatLayer:
-    """Views of the flat vectors for one visible layer, and conversion between its data and states.
+    """Views of the flat vectors for one visible layer, and conversions between its data and its states.
 
     The states in flat form are ``data * scale - shift``.
     """
@@ -40,20 +40,20 @@ class FlatLayer:
 
 
 class FlatArrays:
-    """Flat parameters, momenta and gradient, each of shape (size,), and their views.
+    """Flat vectors of parameters, momenta and gradients, with views for each layer.
 
     Attributes
     ----------
     layout : Layout
         Positions of all parameters.
     packing : Packing
-        Converter between a state and the flat vectors.
+        Converter between a training state and the flat vectors.
     params, momenta, gradient : Tensor (size,)
         The flat vectors.
     layers : list of FlatLayer
         Views for each visible layer.
     hidden_bias, hidden_bias_gradient : Tensor (*hidden shape)
-        Views for the hidden layer.
+        Views of the hidden bias and its gradient.
     """
 
     def __init__(self, state: TrainState, *, normalized: bool) -> None:

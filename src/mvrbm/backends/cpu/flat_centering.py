@@ -9,12 +9,12 @@ from mvrbm.backends.cpu.products import compute
 
 
 class FlatCentering:
-    """Centered gradients for the factors, and the matching correction to the visible biases.
+    """Centering of the gradients for the factors, with a matching correction to the visible biases.
 
     Attributes
     ----------
     offset : Tensor (1, *hidden shape)
-        Offset for the hidden layer. The backend sets it in each update, before calling `apply` and `follow`.
+        Offset for the hidden layer. The backend sets this attribute in each update before calling `apply` and `follow`.
     """
 
     def __init__(self, arrays: FlatArrays) -> None:

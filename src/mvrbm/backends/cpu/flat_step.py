@@ -18,7 +18,7 @@ from mvrbm.validation import all_finite
 
 
 class StepResult(IntEnum):
-    """Result of a step, which states whether any values are not finite. The C code uses the same codes."""
+    """Result of a step, which indicates whether all values are finite. The C code returns the same values."""
 
     FINITE = 0
     GRADIENT_NOT_FINITE = 1
@@ -33,7 +33,7 @@ class _Segment(NamedTuple):
 
 
 class FlatStep:
-    """Update step for flat arrays.
+    """Update step for flat parameters.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class FlatStep:
     recipe : Recipe
         The training recipe.
     code : module, optional
-        The compiled C code. If None, PyTorch is used.
+        The compiled C extension. If None, PyTorch is used.
     """
 
     def __init__(self, arrays: FlatArrays, recipe: Recipe, code: ModuleType | None) -> None:
@@ -75,7 +75,7 @@ class FlatStep:
         Parameters
         ----------
         update : int
-            Zero-based update number.
+            Zero-based index of the update.
         powers : mapping of str to Tensor
             Mean squared state of each layer with learned variances, keyed by layer name.
         """

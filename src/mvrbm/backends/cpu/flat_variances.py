@@ -10,7 +10,7 @@ from mvrbm.devices import one_thread
 
 
 class FlatVariances:
-    """Gradients for log-variances, and unit conversions after each step, for layers that learn their variances."""
+    """Log-variance gradients and unit conversions for layers that learn their variances."""
 
     def __init__(self, arrays: FlatArrays) -> None:
         self._arrays = arrays
@@ -19,9 +19,9 @@ class FlatVariances:
     def finish_gradients(self) -> None:
         r"""Compute the gradients for log-variances from the sums that a backend has written in their place.
 
-        A backend writes :math:`\sum w t (f - t)`, summed over all samples. Here `w` is the weight of a sample in the
-        gradient for a bias, `t` is a state, and `f` is a field without the bias. The gradient is
-        :math:`-\tfrac12 \sum w \{t f - (t - b)^2\}`, and the weights sum to zero.
+        A backend writes :math:`\sum w t (f - t)`, where the sum is over all samples, :math:`w` is the weight of a
+        sample in the gradient for the bias :math:`b`, :math:`t` is a state, and :math:`f` is a field without the bias.
+        The gradient for the log-variance is :math:`-\tfrac12 \sum w \{t f - (t - b)^2\}`. The weights sum to zero.
         """
         for number in self._numbers:
             layer = self._arrays.layers[number]
@@ -40,7 +40,7 @@ class FlatVariances:
 
     @one_thread()
     def rescale(self, chains: list[Tensor] | None) -> None:
-        """Convert biases, bias momenta and persistent chains to the units given by the new variances."""
+        """Convert biases, bias momenta and persistent chains to units of the new standard deviations."""
         packing = self._arrays.packing
         for number in self._numbers:
             layer = self._arrays.layers[number]

@@ -1,10 +1,10 @@
 """CPU backend that computes gradients with PyTorch matrix products (see `mode_products`).
 
-This backend computes the same gradient as :func:`mvrbm.updates.gradient.contrast`, but it reuses products from the
-hidden fields for the gradient and allocates little memory. It is meant for training runs that the C code does not
-support or computes more slowly. On two CPU cores, updates with CD-1 are 1.3 times (rank 1), 2.3 times (rank 4) and 1.9
-times (rank 8) as fast as with the reference backend for arrays of order 3 (16x16x16 -> 10x10x10), and 2.4 times as fast
-for narrow matrices (200x4 -> 20x3). `python -m benchmarks backends --device cpu` measures these times.
+This backend computes the same gradient as :func:`mvrbm.updates.gradient.contrast`, but reuses products computed for the
+hidden fields and allocates little memory. It is meant for training runs that the C code does not support or computes
+more slowly. On two CPU cores, updates with CD-1 are 1.3 times (rank 1), 2.3 times (rank 4) and 1.9 times (rank 8) as
+fast as with the reference backend for arrays of order 3 (16x16x16 -> 10x10x10), and 2.4 times as fast for narrow
+matrices (200x4 -> 20x3). To measure these speedups, run `python -m benchmarks backends --device cpu`.
 """
 
 from collections.abc import Mapping
@@ -79,12 +79,12 @@ class GemmBackend(FlatCpuBackend):
     # -- chains ---------------------------------------------------------------------------------------
 
     def _compute_field(self, side: Side) -> None:
-        """Compute the hidden field: the bias plus the sum of W X over all visible layers."""
+        """Compute the hidden field, which is the bias plus the sum of W X over all visible layers."""
         compute(side.up)
         side.hidden_field.add_(self.arrays.hidden_bias.view(-1, 1))
 
     def _hidden_means(self, side: Side, weight: float) -> None:
-        """Write the hidden means, multiplied by a weight, to `side.hidden`."""
+        """Compute the hidden means, multiply them by a weight, and write them to `side.hidden`."""
         if self.layout.hidden_gaussian:
             torch.mul(side.hidden_field, weight, out=side.hidden)
         else:
@@ -104,7 +104,10 @@ class GemmBackend(FlatCpuBackend):
         self._compute_field(chain)
 
     def _draw_visible(self, layer: FlatLayer, states: Tensor, rng: RandomSource) -> None:
-        """Replace the fields on a visible layer, of shape (n, area) and without the bias, with samples of the layer."""
+        """Replace the fields on a visible layer with samples of the layer.
+
+        The fields have shape (n, area) and do not include the bias.
+        """
         own = layer.layout
         states = states.view(-1, *own.shape)
         draw = rng.normal if own.gaussian else rng.uniform
@@ -119,7 +122,7 @@ class GemmBackend(FlatCpuBackend):
     def _gradients(self, data_weight: float, chain_weight: float) -> None:
         """Compute the gradient of the weighted sum of negative free energies over the data and the chains.
 
-        The hidden means must already be multiplied by the weights.
+        The hidden means must already be multiplied by the weights in this sum.
         """
         data = self._sides.data
         chain = self._sides.chain
@@ -145,7 +148,7 @@ class GemmBackend(FlatCpuBackend):
     def _sum(self, of_data: Tensor, of_chain: Tensor, weights: tuple[float, float], into: Tensor) -> Tensor:
         """Write the weighted sum of two arrays over their samples to `into` and return the contribution of the data.
 
-        `of_data` and `of_chain` have shape (area, n), where n may differ.
+        `of_data` and `of_chain` have shape (area, n), where n may differ between the two arrays.
         """
         data_sum = of_data.sum(1).mul_(weights[0])
         torch.add(data_sum, of_chain.sum(1), alpha=weights[1], out=into.view(-1))

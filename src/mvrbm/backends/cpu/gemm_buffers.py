@@ -17,7 +17,7 @@ class Side:
     fields : dict of int to Tensor (n, area)
         Fields that the hidden means induce on the layers with learned variances, keyed by layer index.
     hidden_field, hidden : Tensor (hidden area, n)
-        Field on the hidden layer, and the hidden states or weighted means.
+        Field on the hidden layer, and the hidden states or weighted hidden means.
     products : list of ModeProducts
         Products with the factors of each layer.
     up : list of Call
@@ -52,8 +52,8 @@ class BothSides:
     data, chain : Side
         The two sides.
     gradients : list of Call
-        Calls that compute the fields on layers with learned variances, and the gradients for all couplings with several
-        factors, from the weighted hidden means of both sides.
+        Calls that use the weighted hidden means of both sides to compute the fields on layers with learned variances
+        and the gradients for all couplings with several factors.
     """
 
     def __init__(self, arrays: FlatArrays, n: int, n_chains: int) -> None:

@@ -22,8 +22,8 @@ class ModeProducts:
     """Products of `n` samples with factors of shape (R, K_d, I_d), using preallocated buffers.
 
     `up`, `down` and `gradients` yield calls. A backend collects these calls once and repeats them in every update,
-    because creating tensor views takes longer than small products. `gradients` uses the intermediate results that the
-    last `up` and `down` calls left in the buffers.
+    because creating tensor views takes longer than computing small products. `gradients` uses the intermediate results
+    that the last `up` and `down` calls left in the buffers.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, int, int]], n: int, like: Tensor) -> None:
@@ -42,7 +42,7 @@ class ModeProducts:
         self._down_operands = [like] * len(shapes)
 
     def up(self, factors: Sequence[Tensor], x: Tensor, out: Tensor, *, add: bool) -> Iterator[Call]:
-        """Yield calls that compute W x and write it to `out`, or add it to `out` if `add` is True.
+        """Yield calls that compute W x and write the result to `out`, or add it to `out` if `add` is True.
 
         The batch x has shape (n, area), and `out` has shape (hidden area, n).
         """
@@ -67,9 +67,9 @@ class ModeProducts:
             operand = self._ups[mode]
 
     def down(self, factors: Sequence[Tensor], y: Tensor, out: Tensor | None) -> Iterator[Call]:
-        """Yield calls that compute W' y for a batch y of shape (hidden area, n) and write it to `out`.
+        """Yield calls that compute W' y, where W' is the transpose of W, and write the result to `out`.
 
-        If `out` is None, the last product is omitted.
+        The batch y has shape (hidden area, n). If `out` is None, the last product is omitted.
         """
         last = len(factors) - 1
         operand = y
@@ -89,10 +89,10 @@ class ModeProducts:
                 yield partial(_times_sum, operand[0].t(), factor, out)
 
     def gradients(self, into: Sequence[Tensor], *, add: bool) -> Iterator[Call]:
-        """Yield calls that compute the gradients of the sum of <y, W x> over the batch and write them to `into`.
+        """Yield calls that compute the gradients for the factors and write them to `into`.
 
-        If `add` is True, the gradients are added to `into` instead. x and y are the batches from the last calls to `up`
-        and `down`.
+        If `add` is True, the gradients are added to `into` instead. The differentiated function is the sum of <y, W x>
+        over the batch, where x and y are the batches from the last calls to `up` and `down`.
         """
         for mode, target in enumerate(into):
             x = self._up_operands[mode]
@@ -111,7 +111,7 @@ def _times_sum(y: Tensor, terms: Tensor, out: Tensor) -> None:
 
 
 class ModeFields:
-    """Fields of a machine, computed with mode products for use in :func:`mvrbm.sampling.gibbs_step`."""
+    """Hidden and visible fields of a machine, computed with mode products for :func:`mvrbm.sampling.gibbs_step`."""
 
     def __init__(self, machine: BoltzmannMachine, layout: Layout, n: int) -> None:
         self.layers = machine.layers
@@ -123,7 +123,7 @@ class ModeFields:
         self._products = [ModeProducts(layer.factors, n, machine.like) for layer in layout.layers]
 
     def hidden_field(self, visible: Layers) -> Tensor:
-        """Return the field on the hidden layer, of shape (n, *hidden shape)."""
+        """Return the field on the hidden layer as a tensor of shape (n, *hidden shape)."""
         states = [self.layers[layer.name].statistic(visible[layer.name]).flatten(1) for layer in self._layout.layers]
         field = states[0].new_empty(self._layout.hidden_area, len(states[0]))
         for m, x in enumerate(states):
@@ -131,7 +131,7 @@ class ModeFields:
         return field.t().contiguous().view(-1, *self._layout.hidden_shape)
 
     def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]:
-        """Return the field on each visible layer, of shape (n, *layer shape)."""
+        """Return the field on each visible layer as a tensor of shape (n, *layer shape)."""
         y = self.hidden.statistic(hidden).flatten(1).t().contiguous()
         fields = {layer.name: hidden.new_empty(len(hidden), *layer.shape) for layer in self._layout.layers}
         for layer, products, factors in zip(self._layout.layers, self._products, self._factors, strict=True):

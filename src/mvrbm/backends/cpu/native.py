@@ -1,6 +1,6 @@
-"""CPU backend that computes gradients with the C code from :mod:`mvrbm.compiled`, if it was built.
+"""CPU backend that computes gradients with the C code from :mod:`mvrbm.compiled`, which is optional.
 
-The matrices in one sample are too small for general matrix products to be efficient. The C code processes each sample
+The matrices in a sample are too small for general matrix products to be efficient. The C code processes each sample
 completely while it is in the L1 cache, and distributes samples over threads dynamically.
 """
 
@@ -96,7 +96,7 @@ class NativeBackend(flat.FlatCpuBackend):
         return {layout.name: array for layout, array in zip(layers, samples, strict=True)}
 
     def _set_data(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
-        """Pass a batch to the C code and return its arrays, which must stay alive until the C code has finished."""
+        """Pass a batch to the C code and return the batch's arrays, which must stay alive until the C code finishes."""
         samples = [batch[layout.name].to(self.arrays.params).contiguous() for layout in self.layout.layers]
         n = len(samples[0])
         for layer, layout, array in zip(self._memory.layers, self.layout.layers, samples, strict=True):
@@ -115,7 +115,7 @@ class NativeBackend(flat.FlatCpuBackend):
         Parameters
         ----------
         rng : RandomSource
-            Random source for the first draw.
+            Random source positioned at the first draw.
         drawn : sequence of LayerLayout or None
             The layer sampled in each draw, in order. None denotes the hidden layer.
         """
@@ -132,7 +132,7 @@ class NativeBackend(flat.FlatCpuBackend):
         self._code.contrast(ctypes.addressof(job))
 
     def _normal_numbers(self, rng: RandomSource, number: int, layout: LayerLayout | None) -> Tensor | None:
-        """Return the normal random numbers used to sample a Gaussian layer, or None for other layers.
+        """Return the normal random numbers used to sample a Gaussian layer, or None for any other layer.
 
         The C code generates the uniform random numbers for other layers itself.
         """
@@ -201,6 +201,6 @@ def slower_reason(settings: UpdateSettings, state: TrainState) -> str | None:
 
 
 def _matrices_and_dense(layout: Layout) -> tuple[list[LayerLayout], list[LayerLayout]]:
-    """Divide the layers into matrices with one factor per axis and all other layers."""
+    """Split the layers into two groups: matrices with one factor per axis, and all other layers."""
     matrices = [layer for layer in layout.layers if layer.is_matrix]
     return matrices, [layer for layer in layout.layers if not layer.is_matrix]

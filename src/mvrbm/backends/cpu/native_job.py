@@ -59,7 +59,7 @@ class Job(ctypes.Structure):
 
 @functools.cache
 def has_fields_of(code: ModuleType) -> bool:
-    """Return whether the structures in the compiled code match the sizes and field offsets defined here."""
+    """Return whether the structures in the compiled code have the sizes and field offsets defined here."""
     for structure, size, fields in ((Layer, code.layer_size, code.layer_fields), (Job, code.job_size, code.job_fields)):
         offsets = tuple((field[0], getattr(structure, field[0]).offset) for field in structure._fields_)
         if ctypes.sizeof(structure) != size or offsets != fields:
@@ -68,7 +68,7 @@ def has_fields_of(code: ModuleType) -> bool:
 
 
 class JobMemory:
-    """A job with all values that are constant across updates, and the buffers used by the C code.
+    """A job initialized with all values that are constant across updates, and the buffers used by the C code.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class JobMemory:
     threads : int
         Maximum number of threads.
     pad : int
-        Row padding: the C code pads each row to a multiple of this many floats.
+        Padding unit: the length of each row, in floats, is rounded up to a multiple of this number.
 
     Attributes
     ----------
@@ -187,7 +187,7 @@ class JobMemory:
 
 
 def matrix_shape(layout: LayerLayout) -> tuple[int, int]:
-    """Return the number of rows and columns that the C code uses for a layer. Dense layers have a single row."""
+    """Return the numbers of rows and columns that the C code uses for a layer. Dense layers have a single row."""
     return (layout.rows, layout.columns) if layout.is_matrix else (1, layout.area)
 
 

@@ -2,8 +2,8 @@
 
 BLAS divides a product among its threads in ways that change the last bits of sums, and PyTorch computes the last
 entries in each thread's part with different instructions. `matmul_in_blocks` and `in_blocks` therefore divide the work
-into blocks that depend only on its size. Threads process blocks on demand, and PyTorch and BLAS compute each block with
-a single thread.
+into blocks that depend only on the sizes of the arrays. Each thread takes the next block when it is idle, and PyTorch
+and BLAS compute each block with a single thread.
 """
 
 import functools
@@ -34,7 +34,7 @@ Call = Callable[[], object]
 
 
 def matmul_in_blocks(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None:
-    """Write the product of matrices of shape (m, k) and (k, n) to `into`, or add it to `into`."""
+    """Write the product of matrices of shape (m, k) and (k, n) to `into`, or add it to `into` if `add` is True."""
     m, k = a.shape
     n = b.shape[1]
     threads = torch.get_num_threads()
@@ -64,7 +64,7 @@ def matmul_in_blocks(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -
 def in_blocks(function: Callable[..., object], *tensors: Tensor) -> None:
     """Apply a function to blocks of samples in the given tensors. The function must process samples independently.
 
-    Samples are along the first axis, or along the last axis if the first tensor is a transposed matrix.
+    The first axis indexes the samples. If the first tensor is a transposed matrix, the last axis does.
     """
     threads = torch.get_num_threads()
     n_blocks = min(_MOST_BLOCKS, tensors[0].numel() // _BLOCK_ENTRIES)
@@ -84,7 +84,7 @@ def compute(calls: Iterable[Call]) -> None:
 
 
 def _matmul(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None:
-    """Write a matrix product to `into`, or add it to `into`, with a single BLAS call."""
+    """Write a matrix product to `into`, or add it if `add` is True, with a single BLAS call."""
     if add:
         into.addmm_(a, b)
     else:
@@ -97,7 +97,7 @@ def _cuts(length: int, n_blocks: int) -> list[slice]:
 
 
 def _share(calls: Sequence[Call], threads: int) -> None:
-    """Distribute calls on demand among the current thread and up to `threads` - 1 other threads."""
+    """Execute calls in the current thread and up to `threads` - 1 other threads, which take calls on demand."""
     waiting = iter(calls)
 
     def work() -> None:
@@ -113,5 +113,5 @@ def _share(calls: Sequence[Call], threads: int) -> None:
 
 @functools.cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Return the thread pool of a process. A forked process needs its own pool because it does not inherit threads."""
+    """Return a process's thread pool. A forked process needs its own pool because it does not inherit threads."""
     return ThreadPoolExecutor(_MOST_THREADS, "mvrbm-products", torch.set_num_threads, (1,))
