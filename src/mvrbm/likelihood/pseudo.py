@@ -77,11 +77,13 @@ def pseudo_log_likelihood(
     -------
     PseudoLikelihood
 
-    Notes ----- The estimate starts from the log-probability of every site given the means of the hidden layer, which
-    requires one reconstruction. The sites are then divided into `n_sites` equal parts, and one site is drawn from each
-    part. For these sites, the difference between the exact conditional log-probability and the approximation is
-    computed. The sum of the differences, scaled up to the total number of sites, is added to the approximation. The
-    expectation of the estimate over seeds is the exact value.
+    Notes
+    -----
+    The estimate starts from the log-probability of every site given the means of the hidden layer, which requires one
+    reconstruction. The sites are then divided into `n_sites` equal parts, and one site is drawn from each part. For
+    these sites, the difference between the exact conditional log-probability and the approximation is computed. The sum
+    of the differences, scaled up to the total number of sites, is added to the approximation. The expectation of the
+    estimate over seeds is the exact value.
     """
     layers = machine.as_layers(visible, check=check)
     all_sites = sum(unit.n_sites for unit in machine.layers.values())
