@@ -60,19 +60,19 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
 
 @contextlib.contextmanager
 def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool = True) -> Iterator[int]:
-    """Limit PyTorch to one thread inside the context if the machine's matrix products are small.
+    """Context manager that limits PyTorch to one thread if the machine's matrix products are small.
 
     This has no effect if the machine is on a GPU.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The machine whose matrix products are computed.
+        Machine whose matrix products are computed.
     batch_size : int
         Number of samples per product.
     needed : bool
-        Whether PyTorch computes the products. If False, PyTorch uses one thread for products of any size. Its idle
-        threads would keep polling for work and compete with the threads used by the C code.
+        Whether PyTorch computes the products. If False, PyTorch uses one thread for products of any size. Otherwise,
+        idle PyTorch threads would keep polling for work and compete with the threads used by the C code.
 
     Yields
     ------
@@ -92,7 +92,7 @@ def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit PyTorch to one thread inside the context, so that rounding does not depend on the number of threads."""
+    """Context manager that limits PyTorch to one thread, so that rounding does not depend on the thread count."""
     _protect_forks()
     former = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -103,7 +103,10 @@ def one_thread() -> Iterator[None]:
 
 
 def n_processors(device: torch.device) -> int:
-    """Return the number of multiprocessors on a GPU. For a CPU (only in tests), return the number on a large GPU."""
+    """Return the number of multiprocessors on a GPU.
+
+    For a CPU, which is used only in tests, return the number on a large GPU.
+    """
     if device.type != "cuda":
         return _LARGE_GPU
     return torch.cuda.get_device_properties(device).multi_processor_count

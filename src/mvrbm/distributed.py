@@ -43,7 +43,7 @@ _SINGLE: ContextVar[bool] = ContextVar("mvrbm_single_process", default=False)
 
 @contextlib.contextmanager
 def single_process() -> Iterator[None]:
-    """Treat this process as a world of size one inside the context."""
+    """Context manager in which this process is treated as a world of size one."""
     token = _SINGLE.set(True)
     try:
         yield
@@ -84,7 +84,7 @@ class World:
             dist.all_reduce(tensor)
 
     def any(self, flags: Sequence[bool]) -> list[bool]:
-        """Return, for each flag, whether it is set on any process."""
+        """Return whether each flag is set on any process."""
         if self.size == 1:
             return list(flags)
         counts = torch.tensor([int(flag) for flag in flags], device=_message_device())
@@ -126,9 +126,9 @@ class World:
 
     @contextlib.contextmanager
     def raise_together(self, *errors: type[Exception]) -> Iterator[None]:
-        """Raise an error on all processes if any process raises one of the `errors` inside the context.
+        """Context manager that raises an error on all processes if any process raises one of the `errors`.
 
-        Without this, the other processes would wait for the failed process until they time out.
+        Otherwise, the other processes would wait for the failed process until they time out.
         """
         problem: Exception | None = None
         try:
@@ -145,7 +145,10 @@ class World:
 
 
 def _launched() -> bool:
-    """Return whether ``torchrun`` started this process directly. Children, such as joblib workers, do not count."""
+    """Return whether ``torchrun`` started this process directly.
+
+    Child processes, such as joblib workers, do not count.
+    """
     me = str(os.getpid())
     child = multiprocessing.parent_process() is not None or os.environ.get(_JOINED, me) != me
     named = "RANK" in os.environ and "MASTER_ADDR" in os.environ

@@ -69,9 +69,10 @@ def to_onnx(estimator: Any, path: str | os.PathLike[str], method: str = "transfo
     r"""Export one method of a fitted estimator to an ONNX file.
 
     The exported model has one input named ``X``, or one input per modality, named after the modality. Inputs are
-    float32 and have shape (n, \*visible_shape), or (n, n_features) if the estimator was fitted on rows, for any n. For
-    Bernoulli units, divide uint8 values by 255. The output is ``features``, ``reconstruction`` or ``probabilities``.
-    With several modalities, there is one output ``reconstruction_NAME`` per modality.
+    float32 and have shape (n, \*visible_shape), or (n, n_features) if the estimator was fitted on flattened samples.
+    The number of samples n can vary. For Bernoulli units, divide uint8 values by 255. The output is ``features``,
+    ``reconstruction`` or ``probabilities``. With several modalities, there is one output ``reconstruction_NAME`` per
+    modality.
 
     Parameters
     ----------
@@ -95,7 +96,8 @@ def to_onnx(estimator: Any, path: str | os.PathLike[str], method: str = "transfo
     Raises
     ------
     ExportError
-        If the results of the exported model and the estimator differ by more than 1e-5 (relative for results above 1).
+        If the results of the exported model and the estimator differ by more than 1e-5. For results above 1, the
+        difference is relative.
     MissingPackageError
         If onnx, onnxscript or onnxruntime is not installed.
     """
@@ -130,7 +132,7 @@ def compare_onnx(path: str | os.PathLike[str], estimator: Any, X: Any, method: s
     estimator : estimator
         The fitted estimator.
     X : array or mapping from modalities to arrays
-        Input data for both models. It is converted to float32.
+        Input data for both the ONNX model and the estimator. The data is converted to float32.
     method : {"transform", "reconstruct", "predict_proba"}
         The exported method.
 
@@ -211,16 +213,16 @@ class _MachineModule(nn.Module):
 
 
 def _up(machine: BoltzmannMachine, layers: Mapping[str, Tensor]) -> Tensor:
-    r"""Return the hidden means of a centered machine, of shape (n, \*hidden shape).
+    r"""Return the hidden means of a centered machine.
 
-    The inputs are not validated, because validation would make n constant.
+    The result has shape (n, \*hidden shape). The inputs are not validated, because validation would make n constant.
     """
     deviations = {name: _deviation(machine, name, x) for name, x in layers.items()}
     return machine.hidden.mean(machine.hidden_field(deviations))
 
 
 def _centered(machine: BoltzmannMachine) -> BoltzmannMachine:
-    """Return a copy of a machine, in float32 on the CPU, whose inputs are deviations from the visible bias.
+    """Return a float32 copy of a machine on the CPU that takes deviations from the visible bias as inputs.
 
     Only layers whose zero point is arbitrary (`Unit.arbitrary_zero`) are centered. The field due to their visible bias
     is added to the hidden bias in double precision. For data far from zero, this field is large and mostly cancels. In
@@ -245,12 +247,12 @@ def _deviation(machine: BoltzmannMachine, name: str, x: Tensor) -> Tensor:
 
 
 def _portable(module: Module) -> Module:
-    """Return a copy of a module in float32 on the CPU, with gradients disabled."""
+    """Return a float32 copy of a module on the CPU, with gradients disabled."""
     return copy.deepcopy(module).to("cpu", torch.float32).eval().requires_grad_(False)
 
 
 def _examples(machine: BoltzmannMachine, name: str) -> Tensor:
-    r"""Return valid example samples for a layer, of shape (n, \*shape). Every call returns the same samples."""
+    r"""Return valid example data of shape (n, \*shape) for a layer. Every call returns the same data."""
     return _portable(machine.layers[name]).example(_N_EXAMPLES, RandomSource(0))
 
 
@@ -381,9 +383,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _difference_on_examples(content: bytes, graph: Graph, estimator: Any, method: str) -> float:
-    """Return the largest difference between an ONNX model and the estimator, relative for results above 1.
+    """Return the largest difference between an ONNX model and the estimator on example inputs.
 
-    The two are compared on a batch of all example inputs and on a batch with a single example.
+    The results are compared for a batch of all example inputs and for a batch with a single example. For results above
+    1, the difference is relative.
     """
     examples = {name: tensor.numpy() for name, tensor in graph.inputs.items()}
     single = {name: array[:1] for name, array in examples.items()}
@@ -397,7 +400,7 @@ def _difference(
 ) -> float:
     """Return the largest difference between an ONNX model and the estimator, or NaN if the ONNX model returns NaN.
 
-    If `relative` is True, differences are relative for results above 1.
+    If `relative` is True, the difference is relative for results above 1.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="X does not have valid feature names")

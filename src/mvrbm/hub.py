@@ -2,7 +2,7 @@
 
 The `huggingface_hub` package (extra ``hub``) uploads, downloads and caches files. It is not required for writing a
 folder with a model card. Only the files that make up a model are downloaded. :mod:`mvrbm.saving` then reads and
-validates them like any other model folder.
+validates the downloaded folder like any other model folder.
 """
 
 import json
@@ -51,7 +51,7 @@ _NOT_STATED = "Not stated."
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """User-supplied part of a model card, which cannot be derived from the model itself.
+    """User-supplied information on a model card, which cannot be derived from the model itself.
 
     Parameters
     ----------
@@ -129,8 +129,8 @@ def push_to_hub(model: Any, name: str, *, private: bool = False, message: str = 
     model : BoltzmannMachine or estimator
         The model to upload.
     name : str
-        Repository name on the Hub, ``"user/name"``. The repository is created if it does not exist. If it already
-        contains a model, the model is replaced.
+        Repository name on the Hub, in the form ``"user/name"``. The repository is created if it does not exist. If it
+        already contains a model, the model is replaced.
     private : bool
         Whether to create a private repository. Has no effect if the repository already exists.
     message : str
@@ -287,7 +287,7 @@ def _loadable_name(card: ModelCard) -> str:
 
 
 def _layers(machines: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
-    """Yield one table row per layer: the bottom machine's visible layers, then each machine's hidden layer."""
+    """Yield one table row per layer: visible layers of the bottom machine, then the hidden layer of each machine."""
     bottom = machines[0]
     for name, layer in bottom["visible"].items():
         yield name, layer["unit"], _shape(layer), _coupling(bottom["couplings"][name])

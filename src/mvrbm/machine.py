@@ -43,8 +43,8 @@ class BoltzmannMachine(nn.Module):
                   - \sum_m \langle T_h(Y), W_m\, T_m(X_m) \rangle
 
     The units define :math:`\varepsilon` and :math:`T`, and the couplings define :math:`W`. Given the visible layers,
-    the hidden sites are independent of each other, and their distribution depends on a field that the couplings
-    compute. The same holds for the visible sites given the hidden layer.
+    the hidden sites are independent of each other. The couplings compute the field that determines the distribution of
+    each site. The same holds for the visible sites given the hidden layer.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class BoltzmannMachine(nn.Module):
     -----
     Methods that accept data expect a mapping from layer names to arrays of shape (n, \*layer shape). A machine with one
     visible layer also accepts the array itself. Data is validated unless ``check=False``. Disable validation for data
-    that has already been validated, and for means, which need not be valid states.
+    that has already been validated and for means, which are not always valid states.
 
     Calling the machine, as in ``machine(x)``, computes the means of the hidden layer.
     """
@@ -146,28 +146,34 @@ class BoltzmannMachine(nn.Module):
 
     @property
     def like(self) -> Tensor:
-        """A parameter of the machine, used to look up its dtype and device."""
+        """One of the machine's parameters, used to look up the machine's dtype and device."""
         return self.hidden.bias
 
     # -- fields between the layers, without validation --------------------------------------------
 
     def hidden_field(self, visible: Mapping[str, Tensor]) -> Tensor:
-        r"""Compute the field on the hidden layer, :math:`\sum_m W_m T_m(X_m)`, of shape (n, \*hidden shape)."""
+        r"""Compute the field on the hidden layer, :math:`\sum_m W_m T_m(X_m)`.
+
+        The result has shape (n, \*hidden shape).
+        """
         units = self.layers
         fields = [coupling.to_hidden(units[name].statistic(visible[name])) for name, coupling in self.links.items()]
         return functools.reduce(operator.add, fields)
 
     def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]:
-        r"""Compute the field on each visible layer, :math:`W_m^\top T_h(Y)`, of shape (n, \*layer shape)."""
+        r"""Compute the field on each visible layer, :math:`W_m^\top T_h(Y)`.
+
+        The result is keyed by layer name. Each field has shape (n, \*layer shape).
+        """
         statistic = self.hidden.statistic(hidden)
         return {name: coupling.to_visible(statistic) for name, coupling in self.links.items()}
 
     # -- energies ---------------------------------------------------------------------------------
 
     def energy(self, visible: Visible, hidden: Tensor, *, check: bool = True) -> Tensor:
-        r"""Compute the energy :math:`E(X, Y)` of joint states, of shape (n,).
+        r"""Compute the energy :math:`E(X, Y)` of each joint state.
 
-        `hidden` has shape (n, \*hidden shape).
+        `hidden` has shape (n, \*hidden shape), and the result has shape (n,).
         """
         layers = self.as_layers(visible, check=check)
         y = self._as_layer(hidden, "hidden", self.hidden, check)
@@ -175,29 +181,33 @@ class BoltzmannMachine(nn.Module):
         return self.own_energy(layers) + self.hidden.energy(y) - interaction
 
     def free_energy(self, visible: Visible, *, check: bool = True) -> Tensor:
-        r"""Compute the free energy :math:`F(X) = -\log \sum_Y e^{-E(X, Y)}` of visible states, of shape (n,)."""
+        r"""Compute the free energy :math:`F(X) = -\log \sum_Y e^{-E(X, Y)}` of each visible state.
+
+        The result has shape (n,).
+        """
         layers = self.as_layers(visible, check=check)
         return self.own_energy(layers) - self.hidden.log_normalizer(self.hidden_field(layers))
 
     def own_energy(self, visible: Mapping[str, Tensor]) -> Tensor:
-        r"""Compute the energy of the visible units alone, :math:`\sum_m \varepsilon_m(X_m)`, of shape (n,).
+        r"""Compute the energy of the visible units alone, :math:`\sum_m \varepsilon_m(X_m)`.
 
-        The data is not validated.
+        The result has shape (n,). The data is not validated.
         """
         return functools.reduce(operator.add, [unit.energy(visible[name]) for name, unit in self.layers.items()])
 
     # -- conditional distributions ----------------------------------------------------------------
 
     def forward(self, visible: Visible) -> Tensor:
-        r"""Compute the mean of the hidden layer given visible states or means, of shape (n, \*hidden shape).
+        r"""Compute the mean of the hidden layer given visible states or means.
 
-        This is :meth:`hidden_mean` without the validation of values, so that a machine can follow another module in
-        `torch.nn.Sequential`, and can be transformed by `torch.func`. Shapes are still validated.
+        Unlike :meth:`hidden_mean`, this method does not validate values, so a machine can follow another module in
+        `torch.nn.Sequential` and can be transformed by `torch.func`. Shapes are still validated. The result has shape
+        (n, \*hidden shape).
         """
         return self.hidden.mean(self.hidden_field(self.as_layers(visible, values=False)))
 
     def hidden_mean(self, visible: Visible, *, check: bool = True) -> Tensor:
-        r"""Compute the mean of the hidden layer given visible states, of shape (n, \*hidden shape)."""
+        r"""Compute the mean of the hidden layer given visible states. The result has shape (n, \*hidden shape)."""
         return self.hidden.mean(self.hidden_field(self.as_layers(visible, check=check)))
 
     def sample_hidden(self, visible: Visible, rng: RandomSource, *, check: bool = True) -> Tensor:
@@ -264,7 +274,7 @@ class BoltzmannMachine(nn.Module):
     # -- checks -----------------------------------------------------------------------------------
 
     def as_layers(self, visible: Visible, *, check: bool = True, values: bool = True) -> dict[str, Tensor]:
-        """Convert a batch to a dict from layer names to tensors with the dtype and device of the machine.
+        """Convert a batch to a dict that maps layer names to tensors with the dtype and device of the machine.
 
         If `check` is True, wrong shapes raise ValueError. If `values` is also True, invalid values raise ValueError.
         Set `values` to False for means, because the mean of one-hot rows, for example, is not one-hot.
@@ -296,10 +306,11 @@ class BoltzmannMachine(nn.Module):
         return tensor
 
     def as_masks(self, mask: Visible | None, visible: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-        """Return a dict from layer names to masks of known entries. A mask is None if all entries are unknown.
+        """Return a dict that maps layer names to masks of known entries, or to None if all entries are unknown.
 
-        Each mask has shape (n, *layer shape) and is True where the value is known. A mask without a sample axis applies
-        to all samples. Layers that are not in `mask` are unknown. Padding in `visible` counts as known.
+        Each mask has shape (n, *layer shape) and is True where the value is known. An array in `mask` without a sample
+        axis applies to all samples. Layers that are not in `mask` are treated as unknown, and padding in `visible` is
+        treated as known.
         """
         if mask is not None and not isinstance(mask, Mapping):
             if len(self.visible) > 1:
@@ -312,7 +323,7 @@ class BoltzmannMachine(nn.Module):
 
     @torch.no_grad()
     def check_parameters(self) -> None:
-        """Raise ValueError if any parameter is too large for stable computation or the energy is unbounded below."""
+        """Raise ValueError if any parameter is too large for stable computation or if the energy is unbounded below."""
         for name, unit in {**self.layers, "hidden": self.hidden}.items():
             unit.check_parameters(name)
         for name, link in self.links.items():
@@ -341,7 +352,7 @@ class BoltzmannMachine(nn.Module):
     def limit_norm(self, largest: float) -> None:
         """Scale down the couplings between Gaussian layers if their joint spectral norm exceeds `largest`.
 
-        The hidden bias changes too, so that the hidden field at the means of the visible units stays the same.
+        The hidden bias is adjusted so that the total hidden field at the means of the visible units does not change.
         """
         if not self._norm_rows():
             return
@@ -352,7 +363,7 @@ class BoltzmannMachine(nn.Module):
 
     @torch.no_grad()
     def _scale_to_norm(self, largest: float) -> bool:
-        """Scale down the couplings between Gaussian layers if necessary, and return whether that was necessary."""
+        """Scale down the couplings between Gaussian layers if necessary, and return whether they were scaled."""
         norm = 0.0 if self.like.is_meta else self.gaussian_norm()
         if not largest < norm < math.inf:
             return False
@@ -363,7 +374,7 @@ class BoltzmannMachine(nn.Module):
 
     @torch.no_grad()
     def gaussian_norm(self) -> float:
-        """Compute the spectral norm of the joint coupling between Gaussian layers, or 0 if there are none."""
+        """Compute the spectral norm of the joint coupling between Gaussian layers, or 0 if none are coupled."""
         names = [name for name, unit in self.layers.items() if unit.gaussian and self.hidden.gaussian]
         if not names:
             return 0.0
@@ -371,7 +382,7 @@ class BoltzmannMachine(nn.Module):
         size = int(np.prod(self.hidden.shape))
 
         def gram(columns: Tensor) -> Tensor:
-            """Multiply vectors, of shape (n, hidden size), by the sum of W W' over all Gaussian layers."""
+            """Multiply vectors of shape (n, hidden size) by the sum of W W' over all Gaussian layers."""
             y = columns.reshape(-1, *self.hidden.shape)
             return functools.reduce(operator.add, [link.to_hidden(link.to_visible(y)) for link in links]).flatten(1)
 
@@ -386,13 +397,13 @@ class BoltzmannMachine(nn.Module):
 
     @property
     def bytes_to_check(self) -> int:
-        """Upper bound on the memory that :meth:`check_bounded` requires, in bytes, computed from the shapes alone."""
+        """Upper bound on the number of bytes that :meth:`check_bounded` requires, computed from the shapes alone."""
         rows = self._norm_rows()
         entries = math.prod(self.hidden.shape) + sum(math.prod(unit.shape) for unit in self.layers.values())
         return 6 * rows * entries * self.like.element_size()
 
     def _norm_rows(self) -> int:
-        """Return the number of vectors that :meth:`gaussian_norm` multiplies at a time, or 0 if it multiplies none."""
+        """Return the number of vectors that :meth:`gaussian_norm` processes at a time, or 0 if there are none."""
         visible = sum(math.prod(unit.shape) for unit in self.layers.values() if unit.gaussian)
         size = math.prod(self.hidden.shape)
         if not visible or not self.hidden.gaussian:

@@ -58,7 +58,7 @@ def cp_rbm(
 
 
 def replicated_softmax(n_rows: int, n_words: int, n_topics: int, *, seed: int | RandomSource = 0) -> BoltzmannMachine:
-    r"""Build a replicated softmax RBM for documents of up to `n_rows` words, with `n_topics` binary topics.
+    r"""Build a replicated softmax RBM for documents of up to `n_rows` words, with `n_topics` binary hidden units.
 
     The energy is :math:`E = -\sum_{d} (V x_d + b)^\top [y, 1] - \langle c, y\rangle`. The rows :math:`x_d` are one-hot,
     and all rows share the same weights and bias.
@@ -85,7 +85,7 @@ def documents(counts: Tensor, n_rows: int | None = None) -> Tensor:
     Returns
     -------
     Tensor (n, n_rows, n_words)
-        One row per word, followed by rows of zeros. The model does not depend on the order of the words.
+        One row per word, followed by rows of zeros. The order of the words does not affect the model.
     """
     counts = torch.as_tensor(counts)
     if counts.ndim != 2 or bool((counts < 0).any()) or bool((counts != counts.round()).any()):

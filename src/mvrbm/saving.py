@@ -81,7 +81,10 @@ def register(name: str) -> Callable[[Registered], Registered]:
 
 
 def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") -> Any:
-    """Load a model from a folder. Its loader must already be registered, which :func:`mvrbm.load` ensures."""
+    """Load a model from a folder.
+
+    The loader for its class must already be registered. :func:`mvrbm.load` ensures this.
+    """
     folder = recover_folder(Path(folder))
     if _is_checkpoint(folder):
         return _loader_of(CHECKPOINT, folder)(folder, {}, device)
@@ -157,7 +160,7 @@ def _loader_of(name: str, folder: Path) -> Loader:
 
 
 def replace_model(folder: str | os.PathLike[str], *, overwrite: bool = False) -> AbstractContextManager[Path]:
-    """Return a context manager that creates a temporary folder, which replaces the model in `folder` on success.
+    """Return a context manager that creates a temporary folder and, on success, replaces `folder` with it.
 
     Raises StorageError if the folder contains a model and `overwrite` is False.
     """
@@ -214,7 +217,7 @@ def machine_config(machine: BoltzmannMachine) -> dict[str, Any]:
 def _shapes_of(configs: Sequence[Mapping[str, Any]], folder: Path) -> list[BoltzmannMachine]:
     """Build machines on the meta device and check that the parameter file is large enough for their parameters.
 
-    :func:`_fill` then reads the parameters.
+    To load the parameters, pass the machines to :func:`_fill`.
     """
     path, weights = folder / CONFIG, folder / MODEL
     try:
@@ -256,7 +259,7 @@ def _parts(config: Mapping[str, Any]) -> tuple[dict[str, Unit], Unit, dict[str, 
 
 
 def _module_of(part: Unit | Coupling) -> dict[str, str]:
-    """Return a config entry with the module that defines a class outside of this package."""
+    """Return a config entry that names the module of a unit or coupling, or an empty dict for built-in classes."""
     module = type(part).__module__
     return {} if module.startswith(f"{__package__}.") else {_MODULE: module}
 
@@ -271,7 +274,7 @@ def _without_module(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_modules(config: Mapping[str, Any], path: Path) -> None:
-    """Raise StorageError if a model uses a unit or coupling from another module that has not been imported."""
+    """Raise StorageError if a model uses a unit or coupling from an external module that has not been imported."""
     parts = config.get(STACK)
     entries: list[Any] = []
     for machine in [config, *(parts if isinstance(parts, list) else [])]:
@@ -300,7 +303,7 @@ def _unit(entry: Mapping[str, Any]) -> Unit:
 def _fill(module: nn.Module, folder: Path, prefix: str = "", more: Mapping[str, Tensor] | None = None) -> Tensors:
     """Load the parameters of machines built by :func:`_shapes_of` and return the additional tensors named in `more`.
 
-    `prefix` is prepended to the parameter names in the file. Raise StorageError if a value is finite but too large for
+    In the file, the parameter names start with `prefix`. Raises StorageError if a value is too large for stable
     computation.
     """
     expected = {f"{prefix}{name}": tensor for name, tensor in module.state_dict().items()}
@@ -340,7 +343,7 @@ def read_machines(
     """Read machines and additional tensors from a folder written by :func:`write_machines`.
 
     `more` is called with the machines before their parameters are loaded, and returns the names and shapes of the
-    additional tensors. If None, there are no additional tensors.
+    additional tensors. If `more` is None, there are no additional tensors.
     """
     parts = read_config(folder).get(STACK)
     if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
@@ -379,7 +382,7 @@ def _check_joints(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
 
 @torch.no_grad()
 def _check_growth(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
-    """Raise StorageError if activations become too large when propagated up a stack.
+    """Raise StorageError if activations become too large when they are propagated up a stack of machines.
 
     This can happen even if no single machine has large parameters.
     """

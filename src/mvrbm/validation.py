@@ -76,7 +76,7 @@ def choice(value: Choice, name: str, options: Iterable[Choice]) -> Choice:
 
 
 def as_shape(shape: int | Sequence[int], name: str) -> tuple[int, ...]:
-    """Return `shape` as a tuple, or raise ValueError if it is empty or a size is not a positive integer."""
+    """Return `shape` as a tuple, or raise ValueError if it is empty or if any size is not a positive integer."""
     try:
         sizes = tuple(operator.index(size) for size in (shape if isinstance(shape, Sequence) else np.atleast_1d(shape)))
     except TypeError:
@@ -98,10 +98,10 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def usual_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype to which numbers of a given dtype are converted: uint8, float32 or float64.
+    """Return the dtype to which arrays of a given dtype are converted: uint8, float32 or float64.
 
-    Types that float32 represents exactly, such as bool, float16 and 16-bit integers, become float32. Wider types become
-    float64.
+    uint8 is not converted. Other types whose values float32 can represent exactly, such as bool, float16 and 16-bit
+    integers, are converted to float32. All remaining types are converted to float64.
     """
     if dtype == np.uint8:
         return np.dtype(np.uint8)

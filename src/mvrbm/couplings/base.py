@@ -52,7 +52,7 @@ class Coupling(nn.Module, ABC):
 
     @property
     def connected(self) -> bool:
-        """Whether the coupling has shapes and parameters."""
+        """Whether the coupling is connected to its layers, and thus has shapes and parameters."""
         return hasattr(self, "visible_shape")
 
     def connect(
@@ -88,15 +88,15 @@ class Coupling(nn.Module, ABC):
 
     @abstractmethod
     def _factor_std(self, std: float) -> float:
-        """Return the standard deviation of the parameters at which the entries of `W` have standard deviation `std`."""
+        """Return the parameter standard deviation that gives the entries of `W` standard deviation `std`."""
 
     @torch.no_grad()
     def initialize(self, rng: RandomSource, std: float = DEFAULT_STD, *, factor_std: float | None = None) -> None:
         """Initialize the parameters randomly so that the entries of `W` have standard deviation `std`.
 
         All factors start at the same scale, because the gradient of each factor is proportional to the other factors.
-        Zero is a saddle point, and training would leave it only slowly if the factors themselves had standard deviation
-        `std`. If `factor_std` is given, it is used as the standard deviation of the parameters instead.
+        Zero is a saddle point, which training would leave only slowly if the factors themselves had standard deviation
+        `std`. If `factor_std` is given, it sets the standard deviation of the parameters, and `std` is ignored.
         """
         factor_std = self._factor_std(std) if factor_std is None else factor_std
         for parameter in self.parameters():
@@ -148,7 +148,7 @@ class Coupling(nn.Module, ABC):
         """
 
     def balance(self) -> None:
-        """Rescale the factors to equal norms in place without changing `W`. The default implementation does nothing."""
+        """Rescale the factors in place to equal norms, without changing `W`. By default, this does nothing."""
 
     @property
     def n_parameters(self) -> int:
@@ -167,14 +167,14 @@ class Coupling(nn.Module, ABC):
     def mode_factors(self) -> list[Tensor] | None:
         """Return one factor of shape (R, K_d, I_d) per mode if `W` is a sum of R learned Kronecker products.
 
-        A full matrix is a single factor between flattened layers. For any other coupling, return None.
+        A full matrix is a single factor between flattened layers. All other couplings return None.
         """
         return None
 
     def matrix_factors(self) -> tuple[Tensor, Tensor] | None:
-        r"""Return `U` (R, K, I) and `V` (R, L, J) if :math:`W X = \sum_r U_r X V_r^\top` and both are learned.
+        r"""Return the learned factors `U` and `V` if :math:`W X = \sum_r U_r X V_r^\top`, and None otherwise.
 
-        Otherwise, return None.
+        `U` has shape (R, K, I), and `V` has shape (R, L, J).
         """
         factors = self.mode_factors() or []
         return (factors[0], factors[1]) if len(factors) == 2 else None
@@ -194,7 +194,7 @@ class Coupling(nn.Module, ABC):
         return " -> ".join("x".join(map(str, shape)) for shape in (self.visible_shape, self.hidden_shape))
 
     def extra_repr(self) -> str:
-        """Return the constructor arguments and, once connected, the shapes and the number of parameters."""
+        """Return the constructor arguments and, if connected, the shapes and the number of parameters."""
         parts = [f"{key}={value}" for key, value in self.config().items() if value != []]
         if self.connected:
             parts.append(f"{self._arrow()}, {self.n_parameters:,} parameters")
@@ -239,7 +239,7 @@ def make_coupling(description: str | Mapping[str, Any]) -> Coupling:
 
 
 def same_order(kind: str, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> int:
-    """Return the number of modes of both shapes, or raise ValueError if the shapes have different numbers of modes."""
+    """Return the number of modes, or raise ValueError if the two shapes have different numbers of modes."""
     if len(visible_shape) != len(hidden_shape):
         raise ValueError(
             f"{kind} couplings require the same number of hidden and visible modes, got visible shape {visible_shape} "
@@ -258,7 +258,7 @@ def one_or_each(value: int | Sequence[int], name: str) -> int | tuple[int, ...]:
 def squared_norms(matrices: Tensor) -> Tensor:
     """Compute a tight upper bound on the squared spectral norm of each matrix: (..., k, i) -> (...).
 
-    The bound is the squared Schatten 8-norm, which takes two small matrix products and requires no iteration or state.
+    The bound is the squared Schatten 8-norm, which requires only two small matrix products and no iteration or state.
     The Schatten 8-norm is typically about ten percent larger than the spectral norm, whereas the Frobenius norm can be
     larger by a factor of the square root of the rank.
     """
@@ -284,7 +284,7 @@ def _norm_kernels(matrices: Tensor) -> ModuleType | None:
 
 @torch.no_grad()
 def equalize_norms(factors: Sequence[Tensor], keep: int | None) -> None:
-    """Rescale factors in place to equal norms, without changing their product.
+    """Rescale factors in place so that their norms are equal, without changing their product.
 
     If `keep` is not None, each slice along the mode `keep` is rescaled separately.
     """
@@ -333,7 +333,7 @@ class Chain(Coupling):
         return gradients
 
     def _pair(self, equation: str, x: Tensor, y: Tensor, mode: int) -> Tensor:
-        """Contract the states on both sides of a factor over all indices that the factor does not have."""
+        """Contract the states before and after a factor over all indices except the indices of the factor."""
         return torch.einsum(equation, x, y)
 
     def _apply_factor(self, equation: str, state: Tensor, mode: int, *, to_hidden: bool) -> Tensor:
@@ -345,7 +345,7 @@ class Chain(Coupling):
     ) -> list[Tensor]:
         """Apply the factors of `modes` in order, and return the initial state and the state after each factor.
 
-        If `whole` is True, the bond of the last state is summed over.
+        If `whole` is True, the bond axis of the last state is summed out.
         """
         old, new = change[0], change[1]
         states = [array.unsqueeze(1)]

@@ -28,7 +28,7 @@ class CP(Coupling):
     hidden_factor : Parameter
         Factor :math:`A` of the hidden layer, of shape (K, R).
     visible_factors : ParameterList
-        One factor :math:`B^d` per visible mode, of shape (I_d, R).
+        Factors :math:`B^d`, one per visible mode, each of shape (I_d, R).
 
     Examples
     --------
@@ -105,13 +105,13 @@ class CP(Coupling):
     def operations(self) -> int:
         """Number of multiplications per sample.
 
-        For each term, there is one multiplication per remaining entry at each visible mode and one per hidden unit.
+        Each term takes one multiplication per remaining entry for each visible mode, and one per hidden unit.
         """
         total = sum(math.prod(self.visible_shape[mode:]) for mode in range(len(self.visible_shape)))
         return self.rank * (total + self.hidden_shape[0])
 
     def gains(self) -> dict[str, Tensor]:
-        """Return the gain of each factor: the product of the squared norms of the others, summed over terms."""
+        """Return the gain of each factor: the product of the other factors' squared norms, summed over terms."""
         norms = {name: (factor**2).sum(0) for name, factor in self.named_parameters()}
         others = {name: [norms[other] for other in norms if other != name] for name in norms}
         return {name: functools.reduce(torch.mul, parts).sum() for name, parts in others.items()}

@@ -14,9 +14,9 @@ from mvrbm.validation import whole_number
 class Kronecker(Chain):
     r"""Sum of :math:`R` Kronecker products, :math:`W = \sum_r U_1^r \otimes \dots \otimes U_D^r`.
 
-    With rank 1 and order 2, this is the bilinear map of the MVRBM, :math:`W X = U X V^\top`. With rank 1 and any order,
-    it is the tensor form of that map, :math:`W X = X \times_1 U_1 \times_2 \dots \times_D U_D`. At full rank, :math:`W`
-    can be any matrix.
+    With rank 1 and two modes, this is the bilinear map of the MVRBM, :math:`W X = U X V^\top`. With rank 1 and any
+    number of modes, it is the tensor form of that map, :math:`W X = X \times_1 U_1 \times_2 \dots \times_D U_D`. At
+    full rank, :math:`W` can be any matrix.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Kronecker(Chain):
         return product[None]
 
     def gains(self) -> dict[str, Tensor]:
-        """Return the gain of each factor: the product of the squared norms of the others, summed over terms."""
+        """Return the gain of each factor: the product of the other factors' squared norms, summed over terms."""
         norms = [squared_norms(factor) for factor in self.factors]  # (R,) each
         gains = {}
         for mode, factor in enumerate(self.factors):

@@ -13,13 +13,13 @@ from mvrbm.couplings.base import Chain, equalize_norms, one_or_each, same_order,
 class MPO(Chain):
     r"""Matrix-product operator: :math:`W_{k_1 \dots k_D, i_1 \dots i_D} = G_1[k_1, i_1] \cdots G_D[k_D, i_D]`.
 
-    Each :math:`G_d[k, i]` is a matrix of shape (bond d-1, bond d). The outer bonds have size 1. At order 2, an MPO is a
-    sum of Kronecker products, and the number of products is the bond size.
+    Each :math:`G_d[k, i]` is a matrix of shape (bond d-1, bond d). The outer bonds have size 1. With two modes, an MPO
+    is a sum of Kronecker products, and the number of products is the bond size.
 
     Parameters
     ----------
     bond : int or sequence of int
-        Sizes of the bonds between neighboring modes, given as one integer for all bonds or one per bond.
+        Sizes of the bonds between neighboring modes: either one integer for all bonds or one integer per bond.
 
     Attributes
     ----------

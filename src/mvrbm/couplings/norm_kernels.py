@@ -18,7 +18,7 @@ def _squared_norms(
     matrices, gram, norms, matrix_stride, row_stride, column_stride, SIDE: tl.constexpr, LENGTH: tl.constexpr,
     TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the squared Schatten 8-norms of matrices of shape (SIDE, LENGTH), one matrix per program.
+    """Compute the squared Schatten 8-norms of matrices of shape (SIDE, LENGTH), with one program per matrix.
 
     The Gram matrices are stored in global memory.
     """

@@ -17,15 +17,15 @@ class Tucker(Coupling):
     .. math:: W_{k, i_1 .. i_D} = \sum_{r_1 .. r_D} G_{k, r_1 .. r_D} B^1_{r_1 i_1} \cdots B^D_{r_D i_D}
 
     The factors :math:`B^d` (:math:`R_d \times I_d`) compress each mode of the visible array. The core :math:`G` is a
-    full matrix from the compressed array to the hidden layer, which may have any shape. At full rank, :math:`W` can be
+    full matrix from the compressed array to the hidden layer, which can have any shape. At full rank, :math:`W` can be
     any matrix. :class:`CP` is the special case in which :math:`G_{k, r_1 .. r_D}` is zero unless all :math:`r_d` are
     equal.
 
     Parameters
     ----------
     rank : int or sequence of int
-        Sizes :math:`R_d` of the compressed modes, given as one integer for all modes or one per visible mode. A visible
-        mode that is smaller than its rank keeps its size.
+        Sizes :math:`R_d` of the compressed modes: either one integer for all modes or one integer per visible mode.
+        Visible modes that are smaller than their rank keep their size.
 
     Attributes
     ----------
@@ -76,11 +76,11 @@ class Tucker(Coupling):
 
     @property
     def operations(self) -> int:
-        """Number of multiplications per sample, which includes the compression and one per entry of the core."""
+        """Number of multiplications per sample, both for the compression and for the core (one per entry)."""
         return self.compression.operations + self.core.operations
 
     def gains(self) -> dict[str, Tensor]:
-        """Return the gain of the core and of each factor: the product of the squared norms of all the others."""
+        """Return the gain of each tensor (core or factor): the product of the other tensors' squared norms."""
         core = squared_norms(self.core.weight)
         gains = {f"compression.{key}": core * gain for key, gain in self.compression.gains().items()}
         factors = [squared_norms(factor[0]) for factor in self.compression.factors]

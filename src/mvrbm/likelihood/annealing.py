@@ -31,8 +31,9 @@ class AnnealedEstimate:
     Attributes
     ----------
     log_z : float
-        Estimate of log Z. For forward runs, this is the logarithm of the mean weight, whose expectation is exactly Z.
-        For reverse runs, it is minus the logarithm of the mean inverse weight, whose expectation is exactly 1 / Z.
+        Estimate of log Z. For forward runs, this is the logarithm of the mean weight, because the expected weight is
+        exactly Z. For reverse runs, it is the negative logarithm of the mean inverse weight, because the expected
+        inverse weight is exactly 1 / Z.
     standard_error : float
         Standard error of the estimate, computed from the variance of the weights (or of the inverse weights for
         reverse runs).
@@ -49,9 +50,9 @@ class AnnealedEstimate:
 
     @property
     def bound(self) -> float:
-        """Mean of the log-weights.
+        """Mean log-weight, a stochastic bound on log Z.
 
-        In expectation, the mean is a lower bound on log Z for forward runs and an upper bound for reverse runs.
+        In expectation, it is a lower bound on log Z for forward runs and an upper bound for reverse runs.
         """
         return float(self.log_weights.mean())
 
@@ -85,9 +86,9 @@ def annealed_importance_sampling(
     n_steps : int
         Number of temperatures. More temperatures reduce the variance of the weights.
     center : mapping of str to Tensor, optional
-        See :class:`~mvrbm.sampling.TemperedPath`. If the center lies in one of several modes, chains that end in
-        another mode are rare and have large weights. The standard error is then too small. See
-        :func:`log_partition_interval`.
+        Visible state at the center of the path. See :class:`~mvrbm.sampling.TemperedPath`. If the center lies in one of
+        several modes, chains that end in another mode are rare and have large weights, and the standard error is too
+        small. See :func:`log_partition_interval`.
     clamp, mask : optional
         See :func:`~mvrbm.likelihood.log_partition`.
 
@@ -125,8 +126,8 @@ def reverse_annealed_importance_sampling(
         Number of chains. Ignored if `init` is given.
     init : Tensor or mapping of str to Tensor, optional
         States close to equilibrium, one per chain, such as the persistent chains from training, samples from
-        :class:`~mvrbm.sampling.ParallelTempering`, or training data. If None, parallel tempering from independent
-        samples is used.
+        :class:`~mvrbm.sampling.ParallelTempering`, or training data. If None, the states are sampled by parallel
+        tempering, starting from independent samples.
     burn_in : int, optional
         Number of burn-in steps before annealing: Gibbs steps from `init`, or parallel tempering steps if `init` is
         None. Default: `n_steps`.
@@ -150,7 +151,7 @@ def reverse_annealed_importance_sampling(
 
 
 class _Annealing:
-    """Annealing runs in both directions, which share the temperatures, log Z at beta = 0, and the clamped entries."""
+    """Forward and reverse annealing runs with the same temperatures, log Z at beta = 0, and clamped entries."""
 
     def __init__(
         self,
@@ -222,10 +223,10 @@ class _Annealing:
         return keep_known(fixed, states, self._masks(n_chains))
 
     def _log_ratios(self, start: Layers, betas: Tensor, rng: RandomSource) -> Tensor:
-        """Anneal chains through `betas` and return one log-ratio per chain, of shape (n_chains,).
+        """Anneal chains through `betas` and return the log-ratio of each chain. The result has shape (n_chains,).
 
-        The mean of the ratios estimates Z at the last temperature divided by Z at the first. Gibbs steps on the visible
-        layers are reversible, so both directions use the same steps.
+        The mean of the ratios is an estimate of Z at the last temperature divided by Z at the first temperature. Gibbs
+        steps on the visible layers are reversible, so both directions use the same steps.
         """
         path, layers = self.path, copies(start)
         n_chains = len(next(iter(layers.values())))

@@ -26,8 +26,8 @@ _LARGEST_SOLVE = 4096
 def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, mask: Visible | None = None) -> Tensor:
     r"""Compute :math:`\log Z` exactly.
 
-    The function enumerates the states of either the hidden layer or the visible layers, whichever are fewer, and sums
-    over the other layers in closed form.
+    The function enumerates the states of the hidden layer or of the visible layers, whichever have fewer states, and
+    sums over the remaining layers in closed form.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, ma
     clamp : Tensor or mapping of str to Tensor, optional
         One visible state, with each layer of shape (1, *layer shape). The known entries of this state are fixed.
     mask : Tensor or mapping of str to Tensor, optional
-        True where an entry of `clamp` is known. Padding is always known.
+        True where an entry of `clamp` is known. Padding is always treated as known.
 
     Returns
     -------
@@ -111,7 +111,7 @@ def _check_reach(bits: float) -> None:
 
 
 class _LogSum:
-    """Log-sum-exp, accumulated in float64 over several calls of `add`."""
+    """Log-sum-exp accumulated in float64 over successive calls to `add`."""
 
     def __init__(self) -> None:
         self.value = torch.tensor(-math.inf, dtype=torch.float64)
@@ -177,7 +177,10 @@ def clamped_log_normalizer(machine: BoltzmannMachine, fields: Layers, fixed: Lay
 def _sum_over_discrete_layers(
     machine: BoltzmannMachine, fixed: Layers, known: Masks, free: dict[str, Tensor], reals: list[str]
 ) -> Tensor:
-    r"""Compute log Z for a machine with Gaussian visible and hidden layers, whose joint integral has a closed form.
+    r"""Compute log Z for a machine with Gaussian visible and hidden layers.
+
+    The states of all other visible layers are enumerated. For each of them, the integral over the Gaussian layers is
+    computed in closed form.
 
     In units of standard deviations, the free Gaussian entries :math:`t = x / s` and the hidden entries
     :math:`u = y / s_h` have the energy :math:`|t - b|^2 / 2 + |u - c|^2 / 2 - u^\top (W t + g)`, where `g` is the field

@@ -25,7 +25,7 @@ class LogPartitionInterval:
     """Forward and reverse estimates of log Z.
 
     If the chains of a forward run miss a mode, the estimate of log Z is too small and likelihoods are too high. Reverse
-    runs start in the modes and tend to overestimate log Z. If the two estimates agree, both are more credible.
+    runs start in the modes and tend to overestimate log Z. If the two estimates agree, both are likely to be accurate.
 
     Attributes
     ----------
@@ -51,12 +51,12 @@ class LogPartitionInterval:
 
     @property
     def lower(self) -> float:
-        """Lower end of the interval: the smaller estimate after subtracting two standard errors from each."""
+        """Lower end of the interval: the minimum of the two estimates, each reduced by two standard errors."""
         return min(run.log_z - _ERRORS * run.standard_error for run in (self.forward, self.reverse))
 
     @property
     def upper(self) -> float:
-        """Upper end of the interval: the larger estimate after adding two standard errors to each."""
+        """Upper end of the interval: the maximum of the two estimates, each increased by two standard errors."""
         return max(run.log_z + _ERRORS * run.standard_error for run in (self.forward, self.reverse))
 
     @property
@@ -66,10 +66,10 @@ class LogPartitionInterval:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Lower and upper bounds from Jensen's inequality, extended by two standard errors.
+        """Lower and upper bounds from Jensen's inequality, each widened by two standard errors.
 
-        The bounds are the mean log-weights of the two directions. They are wider than the interval, but do not rely on
-        standard errors that a few large weights can dominate.
+        The bounds are the mean log-weights of the two directions. They are farther apart than the ends of the interval,
+        but do not rely on standard errors that a few large weights can dominate.
         """
         forward, reverse = self.forward, self.reverse
         return forward.bound - _ERRORS * forward.bound_error, reverse.bound + _ERRORS * reverse.bound_error
@@ -104,14 +104,15 @@ def log_partition_interval(
         Random source for the chains.
     n_chains, n_steps : int
         Number of chains and number of temperatures in each direction. More chains reduce the standard errors. More
-        steps reduce both the standard errors and the gap between the bounds.
+        temperatures reduce both the standard errors and the gap between the bounds.
     init, burn_in, n_temperatures : optional
-        Initial states for the reverse run, which must be in equilibrium. See
-        :func:`reverse_annealed_importance_sampling`. The persistent chains from training are the best choice. Tempering
-        from independent samples may miss the same modes as the forward run, and both estimates of log Z are then too
-        small.
+        Initial states, burn-in steps and temperatures for the reverse run. See
+        :func:`reverse_annealed_importance_sampling`. The initial states must be in equilibrium. The persistent chains
+        from training are the best choice. If `init` is None, parallel tempering may miss the same modes as the forward
+        run, and both estimates of log Z are then too small.
     center : mapping of str to Tensor, optional
-        See :class:`~mvrbm.sampling.TemperedPath`. The mean of the data is a good choice.
+        Visible state at the center of the path. See :class:`~mvrbm.sampling.TemperedPath`. The mean of the data is a
+        good choice.
     clamp, mask : optional
         See :func:`log_partition`.
 

@@ -1,4 +1,4 @@
-"""Masked prediction: errors and predicted variances when masked entries are predicted from the other entries.
+"""Masked prediction: predict masked entries from the other entries, and compute errors and predicted variances.
 
 Free energies and likelihoods are often dominated by a single property of the data. For example, images with few dark
 pixels are likely under any image model. Predicting masked blocks of entries from the rest of the sample avoids this
@@ -56,7 +56,7 @@ def masked_errors(
     r"""Predict the masked entries for each mask and return the squared errors and the model's predicted variances.
 
     Masked entries are predicted by mean-field iteration, starting from the means at zero field. The error of an entry
-    is the squared difference between its statistic and the prediction.
+    is the squared difference between its sufficient statistic and the predicted mean of that statistic.
 
     Parameters
     ----------

@@ -32,12 +32,12 @@ _TYPICAL_VALUES = 100
 
 @dataclass(frozen=True)
 class PseudoLikelihood:
-    """Sum over sites of log p(site | all other sites), for each sample.
+    """Pseudo-log-likelihood of each sample: the sum of log p(site | all other sites) over all sites.
 
     Attributes
     ----------
     values : Tensor (n,)
-        Pseudo-log-likelihood of each sample. It is an estimate unless every site was visited.
+        Pseudo-log-likelihood of each sample. The values are estimates unless every site was visited.
     sites, total_sites : int
         Number of visited sites and total number of sites.
     """
@@ -79,7 +79,7 @@ def pseudo_log_likelihood(
 
     Notes
     -----
-    The estimate starts from the log-probability of every site given the means of the hidden layer, which takes one
+    The estimate starts from the log-probability of every site given the means of the hidden layer, which requires one
     reconstruction. The sites are then divided into `n_sites` equal parts, and one site is drawn from each part. For
     these sites, the difference between the exact conditional log-probability and the approximation is computed. The sum
     of the differences, scaled up to the total number of sites, is added to the approximation. The expectation of the
@@ -101,8 +101,8 @@ def mean_pseudo_log_likelihood(
 ) -> float:
     """Estimate the mean pseudo-log-likelihood of all samples in bounded time, for use during training.
 
-    The arguments are those of :func:`pseudo_log_likelihood`. If visiting `n_sites` sites of every sample takes too
-    long, each of the sites is visited for some of the samples only. The estimate remains unbiased.
+    The parameters are the same as for :func:`pseudo_log_likelihood`. If visiting `n_sites` sites of every sample would
+    take too long, each site is visited for only some of the samples. The estimate remains unbiased.
     """
     layers = machine.as_layers(visible, check=check)
     units = machine.layers.values()
@@ -117,7 +117,7 @@ def mean_pseudo_log_likelihood(
 
 
 def _n_values(unit: Unit) -> float:
-    """Return the typical number of values that are evaluated one by one to normalize the distribution of a site."""
+    """Return the approximate number of evaluations required to normalize the distribution of one site."""
     if unit.sampled_as == "bernoulli":
         return 1  # both values are evaluated at once
     return unit.levels if math.isfinite(unit.levels) else _TYPICAL_VALUES
@@ -149,7 +149,10 @@ def _estimate(machine: BoltzmannMachine, layers: Layers, places: Tensor) -> Tens
 
 
 def _mean_estimate(machine: BoltzmannMachine, layers: Layers, places: Tensor, rows: Sequence[Tensor]) -> float:
-    """Estimate the mean pseudo-log-likelihood of all samples. Each site in `places` is visited for its own `rows`."""
+    """Estimate the mean pseudo-log-likelihood of all samples.
+
+    `places` contains the sites to visit, and `rows` contains the sample indices for each of these sites.
+    """
     approximate = _estimate(machine, layers, places[:0]).mean()
     differences = []
     for place, some in zip(places, rows, strict=True):
@@ -200,10 +203,10 @@ def _binary_log_conditionals(
 
 
 def _log_odds(hidden: Unit, field: Tensor, columns: Tensor, x: Tensor) -> Tensor:
-    """Return the contribution of the hidden layer to the log-odds of the sites, of shape (n, sites).
+    """Return the contribution of the hidden layer to the log-odds of binary sites.
 
-    `columns` contains the weights of the sites, of shape (sites, hidden). `x` contains their values, of shape
-    (sites, n).
+    `columns` contains the weights of each site and has shape (sites, hidden). `x` contains the values of the sites and
+    has shape (sites, n). The result has shape (n, sites).
     """
     values = x.T[..., None]  # (n, sites, 1)
     shape = (-1, *hidden.shape)
@@ -250,9 +253,9 @@ def _site_columns(machine: BoltzmannMachine, name: str, site: int) -> tuple[Tens
 
 
 def _reach(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, site: int) -> tuple[Tensor, Tensor]:
-    """Return the lowest and highest likely fields on a site, each of shape (n,).
+    """Return lower and upper limits on the likely field at a site, each of shape (n,).
 
-    Both are zero if the site has finitely many values.
+    Both limits are zero if the site has finitely many possible values.
     """
     unit, n = machine.layers[name], len(field)
     if math.isfinite(unit.levels):

@@ -30,7 +30,7 @@ Masks = Mapping[str, Tensor | None]
 
 @dataclass(frozen=True)
 class State:
-    """State of n Gibbs chains: visible arrays, the hidden array that they were sampled from, and the visible fields."""
+    """State of n Gibbs chains: the hidden array, the visible fields given that array, and the visible arrays."""
 
     visible: dict[str, Tensor]  # each (n, *layer shape)
     hidden: Tensor  # (n, *hidden shape)
@@ -38,14 +38,14 @@ class State:
 
 
 class Drawn(Protocol):
-    """Interface of a layer that can be sampled given a field, such as a unit or a tempered layer."""
+    """Interface for layers that can be sampled given a field, such as units and tempered layers."""
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor: ...
     def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor: ...
 
 
 class Fields(Protocol):
-    """Interface that a Gibbs step requires, implemented by machines and tempered machines."""
+    """Interface that a Gibbs step requires. Machines and tempered machines implement it."""
 
     @property
     def layers(self) -> Mapping[str, Drawn]: ...
@@ -177,7 +177,7 @@ def draw_visible(model: Fields, fields: Layers, visible: Layers, rng: RandomSour
 
 
 def keep_known(known: Layers, other: Layers, masks: Masks) -> dict[str, Tensor]:
-    """Return the arrays in `other`, with the entries of `known` where the mask is True."""
+    """Return the arrays in `other`, with entries replaced by those in `known` where the mask is True."""
     return {
         name: array if masks[name] is None else torch.where(masks[name], known[name], array)  # type: ignore[arg-type]
         for name, array in other.items()
@@ -186,7 +186,7 @@ def keep_known(known: Layers, other: Layers, masks: Masks) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def independent_sample(machine: BoltzmannMachine, n: int, rng: RandomSource) -> dict[str, Tensor]:
-    """Sample n visible states at zero field, which serve as random initial states for chains."""
+    """Sample n visible states at zero field, for use as random initial states of chains."""
     n = whole_number(n, "n")
     return {name: unit.sample(machine.like.new_zeros((n, *unit.shape)), rng) for name, unit in machine.layers.items()}
 
@@ -203,7 +203,7 @@ def sample(
     mean: bool = False,
     check: bool = True,
 ) -> State:
-    """Sample n states by block Gibbs sampling, from given or random initial states.
+    """Sample n states by block Gibbs sampling, starting from given or random initial states.
 
     Parameters
     ----------
@@ -214,9 +214,9 @@ def sample(
     rng : RandomSource
         Random source for the samples.
     init : Tensor or mapping of str to Tensor, optional
-        `n` initial states. If None, all entries are sampled independently.
+        Initial states of the `n` chains. If None, all entries are sampled independently.
     mask : Tensor or mapping of str to Tensor, optional
-        True where `init` is known and must not change. Requires `init`.
+        True where an entry of `init` is known and must not change. Requires `init`.
     mean : bool
         Whether to return the means of the unknown visible entries given the last hidden state, instead of samples.
     check : bool
@@ -239,7 +239,7 @@ def sample(
 
 
 def check_count(layers: Layers, n: int, name: str) -> None:
-    """Raise ValueError if the number of states is not n."""
+    """Raise ValueError if the number of initial states is not n."""
     given = len(next(iter(layers.values())))
     if given != n:
         raise ValueError(f"init must contain {name} = {n} states, got {given}")
@@ -248,7 +248,7 @@ def check_count(layers: Layers, n: int, name: str) -> None:
 def mean_field(
     machine: BoltzmannMachine, visible: Visible, steps: int, *, mask: Visible | None = None, check: bool = True
 ) -> dict[str, Tensor]:
-    """Run mean-field updates, which propagate means instead of samples. A single step computes a reconstruction.
+    """Run mean-field updates, which propagate means instead of samples. A single update computes a reconstruction.
 
     Parameters
     ----------

@@ -40,15 +40,16 @@ def label_log_posterior(machine: BoltzmannMachine, visible: Mapping[str, Tensor]
 
 
 def label_scores(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str = "label") -> Tensor:
-    """Compute the negative free energy of the data combined with each label, of shape (n, n_labels).
+    """Compute the negative free energy of each sample combined with each label.
 
-    The energy of the other visible units is omitted, because it does not depend on the label.
+    The energy of the other visible units is omitted, because it does not depend on the label. The result has shape (n,
+    n_labels).
     """
     return _label_fields(machine, visible, label) - machine.layers[label].energy(_every(machine, label))
 
 
 def _label_fields(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str) -> Tensor:
-    """Compute the log-normalizer of the hidden layer for each label, of shape (n, n_labels)."""
+    """Compute the log-normalizer of the hidden layer for each sample and label. The result has shape (n, n_labels)."""
     hidden, parts = (
         machine.hidden,
         [
@@ -96,12 +97,12 @@ def draw_labels(
 
 @torch.no_grad()
 def match_label_shares(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str, shares: Tensor) -> None:
-    r"""Set the bias of a label layer so that the marginal label probabilities of the model are `shares`.
+    r"""Set the bias of a label layer so that the model's marginal label probabilities equal `shares`.
 
-    `shares` has shape (n_labels,). `visible` contains model samples of the other layers, each drawn given a label, with
-    labels in these proportions. The distribution of such samples does not depend on the bias, so the bias at which the
-    mean posterior equals `shares` is the maximum-likelihood bias. This is equivalent to estimating the partition
-    function of each class with the multistate Bennett acceptance ratio of Shirts and Chodera.
+    `shares` has shape (n_labels,). `visible` contains model samples of the other layers, each drawn given a label,
+    where the labels occur in these proportions. The distribution of such samples does not depend on the bias, so the
+    bias at which the mean posterior equals `shares` is the maximum-likelihood bias. This is equivalent to estimating
+    the partition function of each class with the multistate Bennett acceptance ratio of Shirts and Chodera.
     """
     unit, fields = machine.layers[label], _label_fields(machine, visible, label)
     target = shares.clamp(min=1e-6).log()

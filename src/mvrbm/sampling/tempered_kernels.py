@@ -69,8 +69,8 @@ def draw(field: Tensor, base: Tensor, bias: Tensor, beta: Tensor, numbers: Tenso
 def energies(field: Tensor, base: Tensor, bias: Tensor, betas: Tensor, pull: Tensor) -> Tensor:
     r"""Compute free energies at several temperatures. See :meth:`mvrbm.sampling.TemperedPath.energies`.
 
-    The result is (beta - 1) pull minus the log-normalizer of the binary entries, and has shape (k, n). `betas` has
-    shape (k, n) or (k, 1), and `pull` has shape (n,). For the other arguments, see :func:`draw`.
+    The result is ``(beta - 1) * pull`` minus the log-normalizer of the binary entries, and has shape (k, n). `betas`
+    has shape (k, n) or (k, 1), and `pull` has shape (n,). For the other arguments, see :func:`draw`.
     """
     out = torch.empty(len(betas), len(field), dtype=field.dtype, device=field.device)
     _energies[(out.numel(),)](

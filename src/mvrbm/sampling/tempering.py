@@ -54,7 +54,7 @@ class TemperedPath:
             self.visible_base = machine.visible_fields(machine.hidden.mean(self.hidden_base))
 
     def at(self, beta: float | Tensor) -> Tempered:
-        """Return the machine at inverse temperature `beta`, which is one number or a tensor of shape (n,)."""
+        """Return the machine at inverse temperature `beta`, which is a number or a tensor of shape (n,)."""
         return Tempered(self, beta)
 
     def base_sample(self, n: int, rng: RandomSource) -> dict[str, Tensor]:
@@ -65,9 +65,9 @@ class TemperedPath:
         }
 
     def pull(self, visible: Layers) -> Tensor:
-        r"""Compute :math:`\sum_m \langle T_m(x_m), f_m\rangle`, of shape (n,), for the fields :math:`f_m` at beta = 0.
+        r"""Compute :math:`\sum_m \langle T_m(x_m), f_m\rangle` for the fields :math:`f_m` at beta = 0.
 
-        This is minus the interaction energy of the visible layers at beta = 0.
+        The result has shape (n,). It is the negative interaction energy of the visible layers at beta = 0.
         """
         pulls = [
             unit.statistic(visible[name]).flatten(1) @ self.visible_base[name].flatten()
@@ -102,7 +102,7 @@ class TemperedPath:
     def between(self, base: Tensor, field: Tensor, beta: Tensor) -> Tensor:
         """Interpolate linearly between the fields at beta = 0 and beta = 1.
 
-        The axes of `beta` are the leading axes of the result.
+        The leading axes of the result are the axes of `beta`.
         """
         return torch.lerp(base, field, beta.reshape(*beta.shape, *([1] * (base.ndim - 1))))
 
@@ -139,7 +139,7 @@ class TemperedLayer:
 
 
 class Tempered:
-    """Machine on a :class:`TemperedPath`, at one inverse temperature or at one per sample.
+    """Machine on a :class:`TemperedPath`, with one inverse temperature for all samples or one per sample.
 
     `hidden_field` and `visible_fields` compute the fields at beta = 1. The layers apply the temperature when they are
     sampled.
@@ -157,7 +157,7 @@ class Tempered:
         }
 
     def free_energy(self, visible: Layers) -> Tensor:
-        """Compute the free energy of visible states, of shape (n,)."""
+        """Compute the free energy of each visible state. The result has shape (n,)."""
         path = self._path
         tempered = path.energies(self._beta[None], path.machine.hidden_field(visible), path.pull(visible))[0]
         return path.machine.own_energy(visible) + tempered
@@ -169,7 +169,7 @@ def _repeated(layers: Layers, times: int) -> dict[str, Tensor]:
 
 
 class ParallelTempering:
-    """Parallel tempering, in which chains at several temperatures exchange states.
+    """Parallel tempering: Markov chains at several temperatures that exchange states.
 
     The exchanges let cold chains move between modes. In each step, every chain takes a Gibbs step, and neighboring
     temperatures then propose to exchange states. The Metropolis rule accepts or rejects each proposal based on the free
@@ -187,11 +187,12 @@ class ParallelTempering:
     rng : RandomSource
         Random source for all samples, including the initial states.
     init : Tensor or mapping of str to Tensor, optional
-        `n_chains` initial states, used at every temperature. If None, initial states are sampled exactly at beta = 0.
+        Initial states, one for each of the `n_chains` sets. They are used at every temperature. If None, initial states
+        are sampled exactly at beta = 0.
     mask : Tensor or mapping of str to Tensor, optional
-        True where `init` is known and must not change. Requires `init`.
+        True where an entry of `init` is known and must not change. Requires `init`.
     center : mapping of str to Tensor, optional
-        See :class:`TemperedPath`.
+        Visible state at the center of the path. See :class:`TemperedPath`.
     check : bool
         Whether to validate `init` and to check that the energy is bounded below.
 
@@ -250,7 +251,7 @@ class ParallelTempering:
 
     @property
     def acceptance(self) -> Tensor:
-        """Fraction of proposed exchanges accepted so far, for each pair of neighboring temperatures."""
+        """Fraction of accepted exchanges so far, for each pair of neighboring temperatures."""
         share: Tensor = self._accepted / self._offers.clamp(min=1)
         return share.cpu()
 
@@ -264,12 +265,12 @@ class ParallelTempering:
         return self.coldest()
 
     def coldest(self) -> dict[str, Tensor]:
-        """Return copies of the visible states of the coldest chains, of shape (n_chains, *layer shape) each."""
+        """Return copies of the visible states of the coldest chains. Each layer has shape (n_chains, *layer shape)."""
         return {name: array[-1].clone() for name, array in self.visible.items()}
 
     @torch.no_grad()
     def stepper(self) -> Callable[[RandomSource], None]:
-        """Return a function that takes one step with the machine's current parameters, drawing from a given source."""
+        """Return a function that takes one step with the machine's current parameters, using a given random source."""
         # Rebuild the path in every call, because the machine may have changed since the last call.
         path = TemperedPath(multiplied_out(self.machine), self.center)
         self.visible = copies(self.visible)
@@ -285,7 +286,7 @@ class ParallelTempering:
         return step
 
     def _exchange(self, path: TemperedPath, rng: RandomSource) -> None:
-        """Propose to exchange states between every second pair of neighboring temperatures."""
+        """Propose state exchanges between neighboring temperatures, alternating between even and odd pairs."""
         first, pairs = self.turn, (len(self.betas) - self.turn) // 2
         self.turn = 1 - self.turn
         if not pairs:

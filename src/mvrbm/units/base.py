@@ -29,8 +29,9 @@ LARGEST_PARAMETER = 1e15
 class Alternatives(NamedTuple):
     """Possible values of one site for each of n samples, as returned by :meth:`mvrbm.Unit.alternatives`.
 
-    The probability of the site given all other sites is normalized by a sum over these values. `shares` averages over
-    them, so that a value between two states, such as a gray pixel, counts as a mixture of both.
+    The probability of the site given all other sites is normalized by a sum over these values. `shares` contains the
+    coefficients that express the given value as a weighted average of these values. A value between two states, such as
+    a gray pixel, is thus treated as a mixture of both.
     """
 
     values: Tensor  # (a, n, *entry_shape)
@@ -39,7 +40,7 @@ class Alternatives(NamedTuple):
 
     @classmethod
     def and_itself(cls, values: Tensor, log_weights: Tensor, value: Tensor) -> Alternatives:
-        """Build the alternatives from `values` (a, n), followed by `value` (n,), which gets weight zero."""
+        """Build alternatives from `values`, of shape (a, n), and append `value`, of shape (n,), with weight zero."""
         never = torch.full_like(value, -math.inf)[None]
         shares = torch.cat([torch.zeros_like(values), torch.ones_like(value)[None]])
         return cls(torch.cat([values, value[None]]), torch.cat([log_weights, never]), shares)
@@ -130,13 +131,16 @@ class Unit(nn.Module, ABC):
 
     @property
     def own_lengths(self) -> bool:
-        """Whether samples may have different lengths, each with its own log Z. :meth:`redraw` preserves the lengths."""
+        """Whether samples may differ in length.
+
+        If so, log Z depends on the length, and :meth:`redraw` preserves lengths.
+        """
         return False
 
     @property
     @abstractmethod
     def levels(self) -> float:
-        """Number of possible values per site (infinite for real entries and counts)."""
+        """Number of possible values per site, which is infinite for real values and counts."""
 
     # -- the distribution -------------------------------------------------------------------------
 
@@ -157,7 +161,7 @@ class Unit(nn.Module, ABC):
         r"""Sample the layer given the field: (n, \*shape) -> (n, \*shape)."""
 
     def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor:
-        r"""Sample the layer given the field, preserving the length of each sample in `x` for units with lengths.
+        r"""Sample the layer given the field. Units with variable lengths preserve the length of each sample in `x`.
 
         Both `x` and `field` have shape (n, \*shape).
         """
@@ -173,11 +177,11 @@ class Unit(nn.Module, ABC):
 
     @property
     def inverse_scale(self) -> Tensor:
-        r"""Inverse scale :math:`1 / s` of each entry, of shape (\*shape), where :math:`T(x) = x / s`."""
+        r"""Inverse scale :math:`1 / s` of each entry, where :math:`T(x) = x / s`. The tensor has shape (\*shape)."""
         return torch.ones_like(self.bias).detach().expand(self.shape)
 
     def activation(self, field: Tensor) -> Tensor:
-        r"""Compute the output of this layer in a deterministic network: (n, \*shape) -> (n, \*shape)."""
+        r"""Compute the layer's output in a deterministic network from its field: (n, \*shape) -> (n, \*shape)."""
         return self.mean(field)
 
     def energy(self, x: Tensor) -> Tensor:
@@ -219,20 +223,20 @@ class Unit(nn.Module, ABC):
 
     @torch.no_grad()
     def absorb(self, field: Tensor) -> None:
-        r"""Absorb a constant field, of shape (\*shape), into the bias."""
+        r"""Absorb a constant field of shape (\*shape) into the bias."""
         self.bias.add_(self._pool(field))
 
     def gains(self) -> dict[str, Tensor]:
         """Return the squared effect of a unit step in each parameter, measured in standard deviations of the entries.
 
-        A step in a shared bias moves all entries that share it. The gain is 1 for any parameter that is not in the
-        dictionary. See also :meth:`mvrbm.couplings.Coupling.gains`.
+        A step in a shared bias moves all entries that share it. Parameters that are not in the dictionary have a gain
+        of 1. See also :meth:`mvrbm.couplings.Coupling.gains`.
         """
         return {"bias": self.bias.new_full((), self.n_sharing)} if self.n_sharing > 1 else {}
 
     @property
     def n_sharing(self) -> int:
-        """Number of entries that share each bias."""
+        """Number of entries that share each bias parameter."""
         return math.prod(self.shape) // math.prod(self.bias_shape)
 
     @property
@@ -242,7 +246,7 @@ class Unit(nn.Module, ABC):
 
     @property
     def learns_statistic(self) -> bool:
-        """Whether `T` has learned parameters. If so, their gradients depend on the field."""
+        """Whether `T` has learned parameters, whose gradients depend on the field."""
         return False
 
     def statistic_gradient(self, x: Tensor, field: Tensor) -> dict[str, Tensor]:
@@ -253,11 +257,11 @@ class Unit(nn.Module, ABC):
         return {}
 
     def _tie(self, batch_mean: Tensor) -> Tensor:
-        """Reduce a gradient of the layer's shape to the bias shape, by summing over entries that share a parameter."""
+        """Reduce a gradient from the layer shape to the bias shape by summing over entries that share a parameter."""
         return batch_mean.sum_to_size(self.bias_shape)
 
     def _pool(self, moment: Tensor) -> Tensor:
-        """Reduce a moment of the layer's shape to the bias shape, by averaging over entries that share a parameter."""
+        """Reduce a moment from the layer shape to the bias shape by averaging over entries that share a parameter."""
         return self._tie(moment) / self.n_sharing
 
     # -- data and checks --------------------------------------------------------------------------
@@ -280,7 +284,7 @@ class Unit(nn.Module, ABC):
             )
 
     def check_parameters(self, layer: str) -> None:
-        """Raise ValueError if any parameter is not finite or too large for stable computation."""
+        """Raise ValueError if any parameter is not finite or is too large for stable computation."""
         self._check_size(self.bias, layer, "bias")
 
     @staticmethod
@@ -306,9 +310,9 @@ class Unit(nn.Module, ABC):
 
     @property
     def middle(self) -> Tensor:
-        r"""Mean of each entry if all its values were equally likely, of shape (\*shape).
+        r"""Mean of each entry if all of its possible values were equally likely.
 
-        For units with infinitely many values, this is the mean at zero field.
+        For units with infinitely many values, this is the mean at zero field. The tensor has shape (\*shape).
         """
         zero = torch.zeros(self.shape, dtype=self.bias.dtype, device=self.bias.device)
         return self.mean(zero).detach() if math.isinf(self.levels) else zero + 1 / self.levels
@@ -329,11 +333,13 @@ class Unit(nn.Module, ABC):
 
     @abstractmethod
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return the possible values of one site, over which its distribution given all other sites is normalized.
+        """Return the possible values of one site.
+
+        The distribution of the site given all other sites is normalized by a sum over these values.
 
         `value`, of shape (n, *entry_shape), is the current value of the site, and `site` is its index in row-major
-        order. `reach` contains the lowest and highest possible fields on the site, each of shape (n,). Both are zero if
-        the site has finitely many values.
+        order. `reach` contains lower and upper limits on the likely field at the site, each of shape (n,). Both limits
+        are zero if the site has finitely many possible values.
         """
 
     @property
@@ -349,21 +355,21 @@ class Unit(nn.Module, ABC):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     def extra_repr(self) -> str:
-        """Return the shape, the bias shape if the bias is shared, and any other arguments that are set."""
+        """Return the shape, the bias shape if the bias is shared, and any other nonzero arguments."""
         tied = [] if self.bias_shape == self.shape else [f"bias_shape={self.bias_shape}"]
         others = [f"{key}={value}" for key, value in self.config().items() if value and not key.endswith("shape")]
         return ", ".join([str(self.shape), *tied, *others])
 
 
 def make_unit(name: str, shape: int | Sequence[int], **options: Any) -> Unit:
-    """Build a unit from its name, which is one of :func:`unit_names`. Options are passed to the unit's class."""
+    """Build a unit by name, passing `options` to its class. :func:`unit_names` returns the available names."""
     return unit_class(name, "unit")(shape, **options)
 
 
 def unit_class(name: str, parameter: str) -> Callable[..., Unit]:
-    """Return the class of the units with this name, or a function that builds them.
+    """Return the unit class registered under the given name, or a function that builds such a unit.
 
-    An unknown name raises ValueError, and the message refers to `parameter`.
+    Raises ValueError if the name is unknown. The error message calls the argument `parameter`.
     """
     if name not in list(UNITS):  # not `in UNITS`, because the name may not be hashable
         choice(name, parameter, unit_names())
@@ -371,13 +377,16 @@ def unit_class(name: str, parameter: str) -> Callable[..., Unit]:
 
 
 def unit_names() -> list[str]:
-    """Return the sorted names of all units, including those of installed plugins."""
+    """Return the sorted names of all units, including units from installed plugins."""
     import_plugins()
     return sorted(UNITS)
 
 
 def average(values: Tensor, weights: Tensor | None) -> Tensor:
-    r"""Average over samples, or compute a weighted sum if `weights` (n,) is given: (n, \*shape) -> (\*shape)."""
+    r"""Average over samples, or compute a weighted sum if `weights` is given: (n, \*shape) -> (\*shape).
+
+    `weights` has shape (n,).
+    """
     return values.mean(0) if weights is None else torch.tensordot(weights, values, dims=1)
 
 

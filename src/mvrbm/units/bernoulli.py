@@ -11,8 +11,8 @@ from mvrbm.units.base import Alternatives, Unit
 class Bernoulli(Unit):
     r"""Binary entries with energy :math:`-\langle b, x\rangle`, so that :math:`p(x = 1 \mid f) = \sigma(b + f)`.
 
-    Data may contain any values in [0, 1], which are interpreted as the probability that an entry is 1. Likelihoods are
-    still defined over binary data.
+    Data can contain any values in [0, 1]. A value is interpreted as the probability that the entry is 1. Likelihoods
+    are still defined over binary data.
 
     Parameters
     ----------
@@ -83,15 +83,15 @@ class Bernoulli(Unit):
             )
 
     def example(self, n: int, rng: RandomSource) -> Tensor:
-        r"""Return n samples of values uniformly distributed in [0, 1], of shape (n, \*shape)."""
+        r"""Return random data of shape (n, \*shape), uniformly distributed in [0, 1]."""
         return rng.uniform((n, *self.shape), self.bias)
 
     def decode(self, digits: Tensor) -> Tensor:
-        """Convert the state indices 0 and 1, which are also the values, to the layer's dtype."""
+        """Convert state indices to the layer's dtype. The indices 0 and 1 are also the values."""
         return digits.to(self.bias.dtype)
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return the possible values 0 and 1. A value between 0 and 1 is a weighted average of both."""
+        """Return the possible values 0 and 1. A value between 0 and 1 is treated as a weighted average of both."""
         shares = torch.stack([1 - value, value])
         values = torch.stack([torch.zeros_like(value), torch.ones_like(value)])
         return Alternatives(values, torch.zeros_like(shares), shares)

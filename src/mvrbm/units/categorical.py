@@ -18,7 +18,7 @@ class Categorical(Unit):
     Parameters
     ----------
     shape : int or sequence of int
-        Shape of the layer. The last size is the number of categories.
+        Shape of the layer. The size of the last mode is the number of categories.
     bias_shape : sequence of int, optional
         Shape of the bias, which must broadcast to `shape`. Default: `shape`.
     padded : bool
@@ -99,7 +99,7 @@ class Categorical(Unit):
 
     @property
     def some_state(self) -> Tensor:
-        """State with the first category in every row."""
+        """Valid state, with the first category in every row."""
         state = super().some_state
         state[..., 0] = 1
         return state

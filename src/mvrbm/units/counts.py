@@ -16,7 +16,7 @@ _MOST_VALUES = 4096
 
 
 class Counts(Unit):
-    r"""Word counts along the last mode, for a document of :math:`D` words drawn from one distribution.
+    r"""Word counts along the last mode, for documents of :math:`D` words drawn from one distribution.
 
     The energy is :math:`-\langle b, x\rangle - \log (D! / \prod_k x_k!)`, so that :math:`x \mid f` is multinomial: `D`
     independent draws from :math:`\mathrm{softmax}(b + f)`. With Bernoulli hidden units, this is the replicated softmax
@@ -30,11 +30,11 @@ class Counts(Unit):
     Parameters
     ----------
     shape : int or sequence of int
-        Shape of the layer. The last size is the number of words in the vocabulary.
+        Shape of the layer. The size of the last mode is the number of words in the vocabulary.
     bias_shape : sequence of int, optional
         Shape of the bias, which must broadcast to `shape`. Default: `shape`.
     length : int, optional
-        Number of words in every document. If None, each document has its own length, which may be 0.
+        Number of words in every document. If None, documents can have different lengths, including 0.
 
     Examples
     --------
@@ -67,7 +67,7 @@ class Counts(Unit):
 
     @property
     def fluctuation(self) -> float:
-        """Largest possible variance of a count. If `length` is None, this is the variance per word."""
+        """Largest possible variance of a count, assuming one-word documents if `length` is None."""
         return (self.length or 1) / 4
 
     @property
@@ -94,14 +94,15 @@ class Counts(Unit):
     def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor:
         """Sample documents with the same lengths as the documents in `x`.
 
-        Counts need not be integers. For a document of 7.4 words, 7 words are sampled and each counts as 7.4 / 7.
+        Counts need not be integers. For a document of 7.4 words, 7 words are sampled, and each of them adds 7.4 / 7 to
+        its count.
         """
         lengths = x.sum(-1)
         n_words = torch.where(lengths > 0, lengths.round().clamp(min=1), 0.0)
         return self._draw(field, n_words, rng) * (lengths / n_words.clamp(min=1))[..., None]
 
     def _draw(self, field: Tensor, lengths: Tensor, rng: RandomSource) -> Tensor:
-        """Sample documents of the given lengths by inverse transform sampling, using one uniform number per word."""
+        """Sample documents of the given lengths by inverse transform sampling, with one random number per word."""
         ends = torch.softmax((self.bias + field).flatten(0, -2).double(), dim=-1).cumsum(-1)
         documents = torch.arange(len(ends), device=field.device)
         of_word = torch.repeat_interleave(documents, lengths.flatten().long())
@@ -117,7 +118,7 @@ class Counts(Unit):
         self.bias.copy_(torch.log_softmax(torch.log(self._pool(mean) * count * self.n_sharing + 1), -1))
 
     def check(self, x: Tensor, layer: str) -> None:
-        """Raise ValueError for negative values and, if `length` is set, for fractions and wrong document lengths."""
+        """Raise ValueError for negative values and, if `length` is set, for fractional values and wrong lengths."""
         super().check(x, layer)
         bad = x < 0 if self.length is None else (x < 0) | (x != x.round())
         if bool(bad.any()):
@@ -132,21 +133,21 @@ class Counts(Unit):
             )
 
     def example(self, n: int, rng: RandomSource) -> Tensor:
-        """Return n random documents of length `length`, or of 10 words if `length` is None."""
+        """Return n random documents of length `length`, or of length 10 if `length` is None."""
         field = self.bias.new_zeros((n, *self.shape))
         lengths = torch.full(field.shape[:-1], self.length or 10, device=field.device)
         return self._draw(field, lengths, rng).detach()
 
     @property
     def some_state(self) -> Tensor:
-        """Documents that consist only of the first word, or empty documents if `length` is None."""
+        """Valid state, in which documents contain only the first word, or are empty if `length` is None."""
         state = super().some_state
         state[..., 0] = self.length or 0
         return state
 
     @property
     def middle(self) -> Tensor:
-        """Documents in which all words are equally frequent."""
+        """Counts of documents in which all words are equally frequent."""
         return torch.full_like(super().some_state, (self.length or 0) / self.shape[-1])
 
     def decode(self, digits: Tensor) -> Tensor:

@@ -42,8 +42,8 @@ class Gaussian(Unit):
         Shape of the bias and the variance, which must broadcast to `shape`. Default: `shape`.
     learn_variance : bool, "axes" or "one"
         Whether to learn the log-variances. If True, each entry has its own log-variance. If ``"axes"``, each
-        log-variance is a sum of one parameter per axis, such as one for the row and one for the column. If ``"one"``,
-        all entries share one log-variance. If False, each entry has a fixed log-variance, which is 0 unless
+        log-variance is a sum of one parameter per axis, such as one for the row and one for the column of the entry. If
+        ``"one"``, all entries share one log-variance. If False, each entry has a fixed log-variance, which is 0 unless
         :meth:`initialize_from` sets it from the data.
 
     Examples
@@ -86,7 +86,7 @@ class Gaussian(Unit):
         self._variance_names = tuple(shapes)
 
     def _log_variance(self) -> Tensor:
-        """Return the sum of the log-variance parameters, in a shape that broadcasts to the bias shape."""
+        """Return the sum of the log-variance parameters. Its shape broadcasts to the bias shape."""
         parts: list[Tensor] = [self.get_parameter(name) for name in self._variance_names]
         return functools.reduce(torch.add, parts)
 
@@ -97,7 +97,7 @@ class Gaussian(Unit):
 
     @property
     def scale(self) -> Tensor:
-        """Standard deviations of the entries, in a shape that broadcasts to the bias shape."""
+        """Standard deviations of the entries. Their shape broadcasts to the bias shape."""
         return torch.exp(0.5 * self._log_variance())
 
     def statistic(self, x: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class Gaussian(Unit):
 
     @property
     def inverse_scale(self) -> Tensor:
-        """Inverse standard deviation 1 / s of each entry, in the layer's shape."""
+        """Inverse standard deviation 1 / s of each entry. The tensor has the shape of the layer."""
         return torch.exp(-0.5 * self._log_variance().detach()).expand(self.shape)
 
     def site_energy(self, x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class Gaussian(Unit):
         return self.bias + self.scale * field
 
     def statistic_variance(self, field: Tensor) -> Tensor:
-        """Return ones, because the statistic is measured in standard deviations."""
+        """Return ones, because the statistic x / s has unit variance."""
         return torch.ones_like(field)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
@@ -154,7 +154,7 @@ class Gaussian(Unit):
         return self._to_variances((0.5 * self.statistic(x) * field).sum(0)) if self.learn_variance else {}
 
     def gains(self) -> dict[str, Tensor]:
-        """Return the gains. Steps in the bias are measured in standard deviations of the entries."""
+        """Return the gain of each parameter, with bias steps measured in standard deviations of the entries."""
         gains = {"bias": self.n_sharing / self.scale**2}
         for name in self._variance_names if self.learn_variance else ():
             if (sharing := math.prod(self.shape) // self.get_parameter(name).numel()) > 1:
@@ -173,7 +173,7 @@ class Gaussian(Unit):
 
     @torch.no_grad()
     def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Set the bias and the variances to the moments of the data, with a lower bound on the variances."""
+        """Set the bias and variances to the mean and variances of the data, with a lower bound on the variances."""
         center = self._pool(mean)
         spread = self._pool(variance + (mean - center) ** 2)
         varying = spread[spread > 0]
@@ -196,7 +196,7 @@ class Gaussian(Unit):
         self.bias.add_(self._pool(self.scale * field))
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return nodes of the trapezoidal rule that cover all likely values, followed by the given value."""
+        """Return quadrature nodes (trapezoidal rule) that cover all likely values, followed by the given value."""
         bias = self.bias.expand(self.shape).reshape(-1)[site]
         scale = self.scale.expand(self.shape).reshape(-1)[site]
         low, high = reach[0] - _NODE_MARGIN, reach[1] + _NODE_MARGIN  # in standard deviations

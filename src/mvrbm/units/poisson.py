@@ -27,9 +27,9 @@ class Poisson(Unit):
     the log-normalizer is extended linearly, so that its derivative is still the mean. Below the limit, all formulas are
     exact.
 
-    Poisson units cannot be coupled with Gaussian or Poisson units, which are also unbounded. The sum over all states
-    would diverge for any positive weight, because :math:`x!` grows more slowly than :math:`e^{x^2}`. Building such a
-    machine raises ValueError.
+    Poisson units cannot be coupled with Gaussian units or other Poisson units, because both layers would be unbounded.
+    The sum over all states would then diverge for any positive weight, because :math:`x!` grows more slowly than
+    :math:`e^{x^2}`. Building such a machine raises ValueError.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Poisson(Unit):
         return torch.exp((self.bias + field).clamp(max=_LARGEST_TOTAL))
 
     def statistic_variance(self, field: Tensor) -> Tensor:
-        """Return the rate, which is also the variance of a Poisson variable."""
+        """Return the rate of each entry, which is also its variance."""
         return self.mean(field)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
@@ -77,7 +77,7 @@ class Poisson(Unit):
 
     @property
     def fluctuation(self) -> float:
-        """Largest rate at zero field, used because no useful bound on the variance holds for all fields."""
+        """Largest variance at zero field, because the variance has no useful upper bound over all fields."""
         return float(self.middle.max())
 
     def gains(self) -> dict[str, Tensor]:
@@ -118,7 +118,10 @@ class Poisson(Unit):
         )
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return all counts up to a bound that is exceeded with probability below exp(-40), and the given value."""
+        """Return all counts up to a bound, followed by the given value.
+
+        The probability of a count above the bound is less than exp(-40).
+        """
         # Given the other sites, the entry is a mixture of Poisson variables whose rates do not exceed `rate`. By
         # Bernstein's inequality, a count of at least rate + t has probability below exp(-t^2 / (2 rate + 2 t / 3)).
         total = self.bias.expand(self.shape).reshape(-1)[site] + reach[1].max()

@@ -22,7 +22,7 @@ class Rectified(Unit):
     .. math:: \mathrm{E}[x \mid f] = t\, \Phi(t / s) + s\, \varphi(t / s),
 
     which is close to :math:`\max(0, t)` except near zero. Sampling, Gibbs steps, means and contrastive divergence work
-    as for all other units.
+    in the same way as for other units.
 
     The samples do not follow an exponential family, so no joint energy function is consistent with both conditional
     distributions. The stationary distribution of Gibbs chains is therefore unknown, and contrastive divergence does not
@@ -90,7 +90,7 @@ class Rectified(Unit):
 
     @torch.no_grad()
     def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Set the bias to the mean of the data, which is accurate for entries far above zero."""
+        """Set the bias to the mean of the data, a good approximation for entries far above zero."""
         self.bias.copy_(self._pool(mean))
 
     def check(self, x: Tensor, layer: str) -> None:

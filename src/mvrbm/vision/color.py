@@ -1,4 +1,4 @@
-"""Color spaces: ITU-R BT.601 luminance (16 to 235), as in the super-resolution literature, and opponent colors."""
+"""Color spaces: opponent colors and, as in the super-resolution literature, ITU-R BT.601 luminance (16 to 235)."""
 
 from typing import Any
 

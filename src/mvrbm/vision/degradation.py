@@ -1,6 +1,7 @@
 """Estimate noise and JPEG compression in photographs, and simulate degradations for training.
 
-Simulations run on any device and process batches of image crops of shape (n, c, h, w), in which white is 1.
+Simulations run on any device and process batches of image crops of shape (n, c, h, w). Pixel values are scaled so that
+white is 1.
 """
 
 import functools
@@ -70,7 +71,7 @@ class Degradation(NamedTuple):
 
 
 def jpeg_steps(quality: float) -> NDArray[np.int64]:
-    """Return libjpeg's luminance quantization table, of shape (64,), for a quality between 1 and 100."""
+    """Return libjpeg's luminance quantization table for a quality between 1 and 100, as an array of shape (64,)."""
     factor = 5000 // quality if quality < 50 else 200 - 2 * quality
     return np.clip((STANDARD_STEPS * factor + 50) // 100, 1, 255).astype(np.int64)
 
@@ -86,7 +87,7 @@ def estimate_noise(image: Any) -> float:
 
     White noise has the same variance in all directions, whereas image detail is stronger along rows and columns than
     along diagonals. The estimate is based on the 10 percent of the image blocks with the lowest variance. It is 0 if
-    hardly any blocks look like white noise.
+    too few blocks look like white noise.
 
     Parameters
     ----------
@@ -167,7 +168,7 @@ def estimate_degradation(image: Any, table: Sequence[int] | None = None) -> Degr
 
 
 def as_channels(array: Array) -> Tensor:
-    """Convert the grayscale or RGB channels of an image to a float tensor of shape (c, h, w), in which white is 1."""
+    """Convert the grayscale or RGB channels of an image to a float tensor of shape (c, h, w), with white at 1."""
     colors = array[..., None] if array.ndim == 2 else array[..., :3]
     return torch.from_numpy(np.ascontiguousarray(colors.transpose(2, 0, 1), np.float32)) / white(array.dtype)
 
@@ -175,8 +176,8 @@ def as_channels(array: Array) -> Tensor:
 def median_of_uncorrupted(images: Tensor, mask: Tensor) -> Tensor:
     """Replace each corrupted pixel with the median of its uncorrupted neighbors.
 
-    The neighborhood is 3x3 pixels. If all of these are corrupted, it is enlarged to 5x5 pixels and then to 7x7 pixels.
-    `images` and `mask` have shape (n, 1, h, w). `mask` is 1 for corrupted pixels.
+    The neighborhood has 3x3 pixels. If all of them are corrupted, it is enlarged to 5x5 pixels and, if necessary, to
+    7x7 pixels. `images` and `mask` have shape (n, 1, h, w). `mask` is 1 for corrupted pixels.
     """
     for side in (3, 5, 7):
         known = torch.where(mask > 0, torch.nan, images)
@@ -191,7 +192,7 @@ def median_of_uncorrupted(images: Tensor, mask: Tensor) -> Tensor:
 
 
 class Degraded(NamedTuple):
-    """Degraded images, the target images, and the information about the degradation that a stage receives."""
+    """Degraded images, target images, and the degradation levels and masks that are passed to stages."""
 
     images: Tensor  # (n, c, h, w)
     goal: Tensor  # (n, c, h, w)
@@ -211,7 +212,7 @@ class Simulation(ABC):
         """Degrade images of shape (n, c, h, w). If `level` is None, a random level is drawn for each image."""
 
     def project(self, image: Tensor, truth: Tensor) -> Tensor:
-        """Impose known constraints on the output of a stage. By default, return the output unchanged."""
+        """Impose known constraints on the output of a stage. By default, the output is returned unchanged."""
         return image
 
 
@@ -283,7 +284,7 @@ class SimulatedNoise(Simulation):
 class SimulatedJpeg(Simulation):
     """JPEG compression of the luminance with a quality between 10 and 98.
 
-    The level of the degraded images is one quarter of the mean quantization step.
+    The level of a degraded image is one quarter of the mean quantization step, as a fraction of the white level.
     """
 
     def __call__(self, truth: Tensor, rng: RandomSource, level: float | None = None) -> Degraded:
@@ -294,7 +295,7 @@ class SimulatedJpeg(Simulation):
 
 
 class SimulatedSalt(Simulation):
-    """Salt-and-pepper noise on 1 to 50 percent of the pixels.
+    """Salt-and-pepper noise that affects 1 to 50 percent of the pixels.
 
     Corrupted pixels are replaced with the median of their uncorrupted neighbors.
     """
@@ -327,9 +328,9 @@ def compress(images: Tensor, quality: Tensor, starts: Tensor) -> tuple[Tensor, T
     """Apply JPEG compression to luminance images of shape (n, 1, h, w).
 
     `quality` has shape (n,) and values between 1 and 100. `starts` has shape (2, n, 1) and contains the vertical and
-    horizontal offsets of the JPEG blocks in each image, between 0 and 7. Returns the decompressed images and their
-    artifact levels, of shape (n,). An artifact level is one quarter of the mean quantization step, as a fraction of the
-    white level.
+    horizontal offsets of the JPEG blocks in each image, between 0 and 7. Returns the decompressed images and a tensor
+    of shape (n,) with their artifact levels. An artifact level is one quarter of the mean quantization step, as a
+    fraction of the white level.
     """
     n, _, height, width = images.shape
     device = images.device

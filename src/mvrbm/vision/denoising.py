@@ -1,4 +1,4 @@
-r"""Add noise to images, or remove it with a trained Boltzmann machine as the prior for clean images.
+r"""Add noise to images, and remove noise with a trained Boltzmann machine as the prior for clean images.
 
 The machine defines the prior, the noise model defines the likelihood, and the clean image is inferred. With observed
 pixels y, clean pixels X and hidden units Y,

@@ -16,7 +16,7 @@ def check_image(image: Any, *, unit_range: bool = False, noise: float = 0.0) -> 
     """Convert an image to an array of shape (H, W) or (H, W, C).
 
     Raises ValueError if the image has another shape or an unsupported dtype. If `unit_range` is True, floats must be
-    between ``-noise`` and ``1 + noise``.
+    between ``-noise`` and ``1 + noise``, where `noise` is the tolerance for noisy images.
     """
     array = np.asarray(image)
     if array.ndim not in (2, 3) or 0 in array.shape:
@@ -29,9 +29,10 @@ def check_image(image: Any, *, unit_range: bool = False, noise: float = 0.0) -> 
 
 
 def check_gray_images(images: Any) -> Array:
-    """Convert grayscale images of shape (rows, columns) or (n, rows, columns) to an array of uint8 or finite floats.
+    """Convert grayscale images of shape (rows, columns) or (n, rows, columns) to an array.
 
-    Raises ValueError if the images have another shape or an unsupported dtype.
+    Raises ValueError if the images have another shape, if the dtype is neither uint8 nor float, or if any value is not
+    finite.
     """
     array = np.asarray(images)
     if array.dtype != np.uint8 and array.dtype.kind != "f":

@@ -1,4 +1,4 @@
-r"""Noise models, which define the distribution of a clean pixel given the observed noisy pixel.
+r"""Noise models that define the distribution of a clean pixel given the observed noisy pixel.
 
 A machine defines the distribution :math:`p(x \mid f)` of each clean pixel, given the field :math:`f` from the hidden
 layer. The noise defines the distribution :math:`p(y \mid x)` of the observed pixel. An :class:`Observation` computes
@@ -53,7 +53,7 @@ class Observation(ABC):
         self.needs_fit = not self.known if self.fits is None else self.fits
 
     def first_guess(self, y: Tensor) -> Tensor:
-        """Return an initial estimate of the clean images, of shape (n, I, J)."""
+        """Return an initial estimate of the clean images. The result has shape (n, I, J)."""
         return y
 
     @abstractmethod
@@ -97,7 +97,7 @@ class GrayPixels:
         return black * (1 - mean) ** black_power, white * mean**white_power
 
     def levels(self, mean: Tensor) -> Tensor:
-        """Return the probabilities of all gray levels, of shape (bins, levels), for means of shape (bins,)."""
+        """Return the probability of each gray level for each mean: (bins,) -> (bins, levels)."""
         black, white = self.ends(mean)
         rest = (1 - black - white).clamp(min=1e-12)
         center = ((mean - white) / rest).clamp(1e-6, 1 - 1e-6)[:, None]
@@ -109,7 +109,7 @@ class GrayPixels:
 
 
 def _count_by_mean(mean: Tensor, column: Tensor, n_columns: int) -> Tensor:
-    """Return a table of pixel counts, of shape (bins, n_columns).
+    """Count pixels by mean and column, and return a table of shape (bins, n_columns).
 
     The row of a pixel is the bin of its mean, and its column is given by `column`, which has the same shape as `mean`.
     """
@@ -178,7 +178,7 @@ class SaltAndPepper(Observation):
     """
 
     def ends(self, field: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probabilities that clean pixels are exactly black and exactly white."""
+        """Return two tensors: the probabilities that clean pixels are exactly black, and exactly white."""
         mean = self.unit.mean(field)
         return 1 - mean, mean
 
@@ -209,7 +209,7 @@ class SaltAndPepper(Observation):
 
 
 class SaltAndPepperOnReal(SaltAndPepper):
-    r"""Salt-and-pepper noise on Gaussian units, with pixels clipped to the range from black to white.
+    r"""Salt-and-pepper noise on Gaussian units, with clean pixels clipped to the range from black to white.
 
     With :math:`x \mid f \sim N(m, s^2)`, a clean pixel is black if it rounds to the uint8 value 0. Therefore,
     :math:`p(0 \mid f) = \Phi((\delta - m) / s)` with :math:`\delta` = white / 510, and similarly for white.
@@ -367,7 +367,10 @@ class GaussianNoiseOnGray(Observation):
         return ends if self.clipped else place
 
     def _likelihood(self, level: Any) -> Tensor:
-        """Return the likelihood p(y | x) for each gray level x and table column y, of shape (levels, columns)."""
+        """Return the likelihood p(y | x) for each gray level x and table column y.
+
+        The result has shape (levels, columns).
+        """
         # Widen the density slightly, so that a narrow peak does not fall between two gray levels.
         sigma = (torch.as_tensor(level, dtype=torch.float64) ** 2 + (0.5 / (len(_GRAYS) - 1)) ** 2).sqrt()
         observed = torch.linspace(-self.margin, 1 + self.margin, _OBSERVED, dtype=torch.float64)
@@ -376,7 +379,10 @@ class GaussianNoiseOnGray(Observation):
         return torch.cat([density, torch.stack(beyond, 1)], 1)
 
     def _look_up(self, field: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Interpolate the mean and standard deviation of p(x | y, mu) linearly. Each has shape (n, I, J)."""
+        """Look up the mean and standard deviation of p(x | y, mu) with linear interpolation.
+
+        Both results have shape (n, I, J).
+        """
         if self._tables is None:
             self._tables = self._make_tables(y)
         row = ((self.unit.bias + field) / _LOGITS).clamp(-1, 1)  # grid_sample expects coordinates from -1 to 1
@@ -386,7 +392,7 @@ class GaussianNoiseOnGray(Observation):
         return found[0].reshape(y.shape), found[1].reshape(y.shape)
 
     def _make_tables(self, like: Tensor) -> Tensor:
-        """Return tables of the mean and standard deviation of p(x | y, mu), of shape (1, 2, bins, columns)."""
+        """Tabulate the mean and standard deviation of p(x | y, mu). The result has shape (1, 2, bins, columns)."""
         prior = self.pixels.levels(_BIN_MEANS)  # (bins, levels)
         likelihood = self._likelihood(self.level)  # (levels, columns)
         likelihood = likelihood / likelihood.amax(0)  # avoids underflow in the tails; only ratios matter

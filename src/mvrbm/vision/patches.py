@@ -34,7 +34,7 @@ class PatchGrid:
 
     @property
     def corners(self) -> Array:
-        """Top-left corners of the patches in one image, of shape (patches per image, 2)."""
+        """Top-left corners of all patches in an image, as an array of shape (patches per image, 2)."""
         return np.stack(np.meshgrid(*self._starts(), indexing="ij"), -1).reshape(-1, 2)
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class PatchGrid:
         """Average overlapping patches into images of shape ``(n, *size)`` and dtype float64.
 
         Each pixel is the mean over all patches that cover it. `pieces` yields all patches in order, as arrays of shape
-        ``(m, *patch)`` in which m may vary.
+        ``(m, *patch)``, where m may vary.
         """
         # In double precision, summing equal single-precision values is exact, so their average is exact too.
         total = np.zeros((self.n, *self.size))

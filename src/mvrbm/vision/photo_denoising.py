@@ -1,8 +1,8 @@
 """`PhotoDenoiser`, an estimator that removes noise from photographs, and functions that use its pretrained weights.
 
-Gaussian noise is removed from grayscale images, or jointly from the three channels of color images in an opponent color
-space. JPEG artifacts are removed from the luminance. For salt-and-pepper noise, corrupted pixels are first replaced
-with the median of their uncorrupted neighbors and then refined by the stages.
+Gaussian noise is removed from grayscale images, or from all three channels of color images at once, in an opponent
+color space. JPEG artifacts are removed from the luminance. For salt-and-pepper noise, corrupted pixels are first
+replaced with the median of their uncorrupted neighbors and then refined by the stages.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class PhotoDenoiser(StageEstimator):
         ]
 
     def fit(self, images: Any, y: Any = None, *, checkpoints: Any = None, ignore_mismatch: bool = False) -> Self:
-        """Train the denoiser on clean images, to which simulated noise is added.
+        """Train the denoiser on clean images with simulated noise.
 
         Parameters
         ----------
@@ -212,7 +212,7 @@ class PhotoDenoiser(StageEstimator):
         Notes
         -----
         Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
-        respectively. The model trained so far can then be used. After an error, the model is the same as before.
+        respectively. The model trained so far can then be used. If an error occurs, the model is left unchanged.
         """
         self.check()
         arrays = training_images(images)
@@ -293,7 +293,7 @@ class PhotoDenoiser(StageEstimator):
         return torch.einsum("dc,dhw->chw", opponent, _without_alternation(found, sigma))
 
     def _remove_salt(self, channel: Tensor, progress: Progress | None) -> Tensor:
-        """Replace all black and white pixels in a channel of shape (1, h, w)."""
+        """Replace all pixels that are exactly black or white in a channel of shape (1, h, w)."""
         mask = ((channel <= 0) | (channel >= 1)).float()
         if not mask.any():
             return channel
@@ -315,7 +315,7 @@ class PhotoDenoiser(StageEstimator):
 def check_photograph(image: Any, noise: float = 0.0) -> Array:
     """Convert an image to an array, or raise ValueError if it is not grayscale, RGB or RGBA.
 
-    Floats must be between ``-noise`` and ``1 + noise``.
+    Floats must be between ``-noise`` and ``1 + noise``, where `noise` is the tolerance for noisy images.
     """
     array = check_image(image, unit_range=True, noise=noise)
     if array.ndim == 3 and array.shape[2] not in (3, 4):
@@ -349,7 +349,7 @@ def denoise_photograph(
     device: Any = "auto",
     progress: Progress | None = None,
 ) -> Array:
-    """Remove noise from a photograph with the pretrained weights.
+    """Remove noise from a photograph, using the pretrained weights.
 
     Parameters
     ----------
@@ -412,7 +412,7 @@ def repair_photograph(image: Any, damage: Any, *, device: Any = "auto", progress
     Returns
     -------
     array of the same shape and dtype as `image`
-        The repaired image. All other pixels are unchanged.
+        The repaired image. Undamaged pixels are unchanged.
     """
     array = check_image(image, unit_range=True)
     given = np.asarray(damage)
@@ -442,10 +442,10 @@ def clean_photograph(
     device: Any = "auto",
     progress: Progress | None = None,
 ) -> Array:
-    """Remove JPEG artifacts and then noise from a photograph with the pretrained weights, and return the result.
+    """Remove first JPEG artifacts and then noise from a photograph, using the pretrained weights.
 
-    `degradation` is the result of :func:`estimate_degradation`. `strength`, from 0 to 4, multiplies the estimated
-    levels. If it is 0, the image is returned unchanged.
+    `degradation` is the result of :func:`estimate_degradation`. The estimated levels are multiplied by `strength`, a
+    number from 0 to 4. If `strength` is 0, the image is returned unchanged.
     """
     array = check_image(image, unit_range=True)
     number(strength, "strength", 0, 4)

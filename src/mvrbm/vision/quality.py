@@ -1,4 +1,4 @@
-"""Image quality metrics: PSNR of arrays, and PSNR and SSIM of luminance under two protocols."""
+"""Image quality metrics: PSNR of arrays, and PSNR and SSIM of the luminance under two evaluation protocols."""
 
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ class Quality(NamedTuple):
 def psnr(truth: Array, image: Array, peak: float = 1.0) -> float:
     r"""Return the peak signal-to-noise ratio in dB, :math:`10 \log_{10}(\text{peak}^2 / \text{mean squared error})`.
 
-    Both arrays must have the same shape. `peak` is the white level. The ratio is infinite if the arrays are equal.
+    Both arrays must have the same shape. `peak` is the white level. If the arrays are equal, the result is infinite.
     """
     error = np.mean((np.asarray(truth, np.float64) - np.asarray(image, np.float64)) ** 2)
     with np.errstate(divide="ignore"):
@@ -33,7 +33,7 @@ def psnr(truth: Array, image: Array, peak: float = 1.0) -> float:
 
 
 def psnr_ssim(truth: Array, image: Array, protocol: str = "literature", scale: int = 2) -> Quality:
-    """Compute the PSNR and SSIM between the luminance of an image and that of the true image.
+    """Compute the PSNR and SSIM between an image and the true image, based on luminance.
 
     The luminance of integer images is rounded.
 

@@ -1,10 +1,10 @@
 r"""Bicubic resampling by a factor of 2, 3 or 4, exactly as in the super-resolution literature.
 
 The kernel is Keys' cubic kernel with a = -1/2, widened by the scale factor when an image is downscaled. Rows are
-resampled before columns, and edge pixels are repeated beyond the edge. Pixel i of the reduced image (counted from 0)
-lies at position :math:`ki + (k - 1)/2` in the large image. Distances are multiples of :math:`1/2k`, so all weights are
-integers over a common denominator. Integer images are resampled in integer arithmetic and rounded half up along each
-axis.
+resampled before columns, and edge pixels are repeated beyond the edge. For a scale factor of k, pixel i of the reduced
+image (counted from 0) lies at position :math:`ki + (k - 1)/2` in the large image. Distances are multiples of
+:math:`1/(2k)`, so all weights are integers over a common denominator. Integer images are resampled in integer
+arithmetic and rounded half up along each axis.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def enlarge_rows(image: Array, scale: int, rows: slice) -> NDArray[np.float32]:
     """Return selected rows of the enlarged image in single precision, without rounding.
 
     The image has shape (h, w) or (h, w, C) and any dtype. The result has shape (rows, w * scale) or (rows, w * scale,
-    C), and its values are in the same range as those of the image.
+    C), and its values are on the same scale as the input.
     """
     height, width = image.shape[:2]
     taps = enlarging_taps(np.arange(rows.start, rows.stop), scale, height)
@@ -130,7 +130,7 @@ class Taps(NamedTuple):
 def reducing_taps(outputs: NDArray[np.int64], scale: int, size: int | None = None) -> Taps:
     """Return the filter taps for the given output pixels of a reduced row or column.
 
-    `size` is the length of the input. If it is None, the input is infinite in both directions.
+    `size` is the length of the input. If None, the input is treated as infinite in both directions.
     """
     i = outputs[:, None]
     places = scale * i + np.arange(-2 * scale, 3 * scale)[None, :]
@@ -152,7 +152,7 @@ def enlarging_taps(outputs: NDArray[np.int64], scale: int, size: int | None = No
 def taps_matrix(taps: Taps) -> tuple[NDArray[np.float64], int]:
     """Convert taps to a matrix of shape (outputs, inputs).
 
-    Returns the matrix and the input position that its first column corresponds to.
+    Returns the matrix and the input position of its first column.
     """
     used = taps.places[taps.weights != 0]
     first = int(used.min())

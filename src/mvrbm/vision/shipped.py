@@ -38,7 +38,7 @@ def shipped_stages(name: str, device: torch.device) -> StageSequence:
 
 
 def read_stages(path: Path) -> StageSequence:
-    """Read stages from a safetensors file, or raise StorageError if its contents are invalid."""
+    """Read stages from a safetensors file, or raise StorageError if the file is invalid."""
     try:
         with safe_open(path, "pt") as file:
             described = json.loads((file.metadata() or {})["stages"])

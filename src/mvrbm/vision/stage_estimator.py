@@ -1,4 +1,4 @@
-"""`StageEstimator`, the base class of `SuperResolver` and `PhotoDenoiser`, which implements training and saving."""
+"""`StageEstimator`, a base class that implements training and saving for `SuperResolver` and `PhotoDenoiser`."""
 
 import json
 import math
@@ -66,7 +66,7 @@ class StageEstimator(SavedEstimator):
     ) -> type[BaseException] | None:
         """Run the training steps in order. Each step has its own subfolder of `checkpoints`.
 
-        Return the exception to raise if a signal stopped training.
+        If a signal stopped training, return the exception to raise.
         """
         for number, step in enumerate(steps, 1):
             folder = None if checkpoints is None else Path(checkpoints) / f"step-{number}-{step.objective}"
@@ -150,7 +150,7 @@ class StageEstimator(SavedEstimator):
         self.history_ = []
 
     def _shapes(self) -> list[dict[str, Any]]:
-        """Return the constructor arguments of the symmetric stages, given the parameters of the estimator."""
+        """Return the constructor arguments of the symmetric stages, derived from the estimator's parameters."""
         raise NotImplementedError
 
     @classmethod

@@ -37,7 +37,7 @@ _LEVEL_FLOOR = 0.004
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Settings for one training step, which minimizes an objective by gradient descent.
+    """Settings for a training step that minimizes one objective by gradient descent.
 
     Parameters
     ----------
@@ -76,7 +76,10 @@ class TrainingStep:
 
 
 def training_images(images: Any) -> list[Array]:
-    """Convert a sequence of arrays or a folder of image files to a list of grayscale or RGB images, without alpha."""
+    """Convert a sequence of arrays or a folder of image files to a list of grayscale or RGB images.
+
+    Alpha channels are dropped.
+    """
     if isinstance(images, str) or hasattr(images, "__fspath__"):
         from mvrbm.io.pictures import read_pictures
 
@@ -100,7 +103,9 @@ def crop_side(images: Sequence[Array], wanted: int, least: int, multiple: int) -
 
 
 def cut_crops(images: Sequence[Array], side: int, n: int, *, color: bool, augment: bool, seed: int) -> Tensor:
-    """Extract random square RGB or luminance crops, of dtype uint8 and shape (n, c, side, side).
+    """Extract random square crops in RGB or luminance.
+
+    The result has dtype uint8 and shape (n, c, side, side).
 
     Images smaller than a crop are skipped. If `augment` is True, crops are randomly flipped and rotated.
     """
@@ -145,7 +150,7 @@ class Patches(NamedTuple):
     scales: Tensor  # (n,): scale r of each patch
 
     def layers(self, stage: Stage, which: Tensor | slice = slice(None)) -> dict[str, Tensor]:
-        """Return the five visible layers for the selected patches by name, each of shape (n, p, p)."""
+        """Return a dict with the five visible layers of the selected patches, each of shape (n, p, p)."""
         r = self.scales[which, None]
         derivatives = (self.windows[which] / r) @ stage.features.mT.to(self.windows)
         derivatives = derivatives.reshape(len(r), len(DERIVATIVES), stage.patch, stage.patch)
@@ -216,7 +221,7 @@ def _cut(bicubic: Array, high: Array, tops: Array, lefts: Array, stage: Stage, f
 
 
 def patch_loss(stage: Stage, patches: Patches, like: Tensor) -> tuple[Loss, Tensor]:
-    """Return a loss function for individual patches and the weights of the patches.
+    """Return a loss function for individual patches, and the weight of each patch.
 
     The function maps patch indices of shape (m,) to the sum of the mean squared errors of these patches. Errors are
     measured in gray levels, so the weight of a patch is the square of its scale r.
@@ -252,7 +257,7 @@ def errors_after_stages(
 
 
 def image_loss(stages: StageSequence, simulation: Simulation, crops: Tensor, rng: RandomSource) -> tuple[Loss, Tensor]:
-    """Return a loss function for entire crops and the weights of the crops, all of which are 1.
+    """Return a loss function for entire crops, and a weight of 1 for each crop.
 
     The function maps crop indices of shape (m,) to the sum over these crops of the squared errors after each stage,
     relative to the degradation level. Each call draws a new degradation from `rng`.
@@ -268,14 +273,14 @@ def image_loss(stages: StageSequence, simulation: Simulation, crops: Tensor, rng
 
 
 def _floats(crops: Tensor, rows: Tensor, stages: StageSequence) -> Tensor:
-    """Convert selected uint8 crops to floats with white at 1."""
+    """Convert selected uint8 crops to floats, with white at 1."""
     return crops.index_select(0, rows).to(next(stages.parameters()).dtype) / 255
 
 
 def divergence_loss(
     stages: StageSequence, simulation: Simulation, crops: Tensor, rng: RandomSource
 ) -> tuple[Loss, Tensor]:
-    """Return the contrastive divergence loss function for all stages and the weights of the crops, all of which are 1.
+    """Return a contrastive divergence loss function for all stages, and a weight of 1 for each crop.
 
     The function maps crop indices to the contrastive divergence on random patches of the degraded crops.
     """
@@ -296,7 +301,7 @@ def divergence_loss(
 def divergence_patches(
     stage: SymmetricStage, image: Tensor, goal: Tensor, level: Tensor | None, n: int, rng: RandomSource
 ) -> Tensor:
-    """Return the visible layers X and Z for random patches of images, of shape (n, 5 * c, p * p)."""
+    """Extract random patches and return their visible layers X and Z. The result has shape (n, 5 * c, p * p)."""
     p = stage.patch
     before = stage.lead
     windows, r = stage.windows(image)

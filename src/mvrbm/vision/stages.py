@@ -11,8 +11,8 @@ groups of eight: each orientation g of a base machine with K x L hidden units se
 .. math:: E = \sum_m \frac{\lVert V_m\rVert^2}{2} - \sum_g \langle Y_g, C + \sum_m W_m (g V_m)\rangle,
 
 where each W is a sum of Kronecker products. As a consequence, flipping the image flips the result. Hidden units take
-the values -1/2 and 1/2, which is equivalent to a visible bias. Two more layers are optional: a mask M of corrupted
-pixels, and an encoding T of the noise level relative to r.
+the values -1/2 and 1/2, which is equivalent to binary hidden units with an additional visible bias. Two more layers are
+optional: a mask M of corrupted pixels, and an encoding T of the noise level relative to r.
 
 This module computes the mean-field passes. :mod:`mvrbm.vision.shipped` reads and writes stages, and
 :mod:`mvrbm.vision.stage_training` trains them.
@@ -137,7 +137,7 @@ class Stage(nn.Module, ABC):
         return F.pad(image, (before, after, before, after), mode=mode)
 
     def scales(self, padded: Tensor) -> Tensor:
-        """Return the scale r of each patch, of shape (n, rows, columns), for padded images of shape (n, c, h, w)."""
+        """Return the scale r of each patch in padded images: (n, c, h, w) -> (n, rows, columns)."""
         b = padded
         inner = slice(MARGIN, -MARGIN)
         squares = (b[..., inner, 3:-1] - b[..., inner, 1:-3]).square()
@@ -160,7 +160,7 @@ class Stage(nn.Module, ABC):
     def correct_patches(
         self, windows: Tensor, r: Tensor, level: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        """Return the corrections for all patches, of shape (c, p * p, n, patches).
+        """Return the corrections for all patches. The result has shape (c, p * p, n, patches).
 
         `windows` has shape (n, c, w * w, patches), and the scales `r` have shape (n, patches). `level`, of shape (n,),
         is the noise level. `mask`, of shape (n, w * w, patches), is 1 for corrupted pixels.
@@ -168,9 +168,9 @@ class Stage(nn.Module, ABC):
 
     @abstractmethod
     def prepare(self) -> Correction:
-        """Return a function that computes the correction for an image of shape (c, h, w) without gradients.
+        """Return a function that computes the correction for an image without tracking gradients.
 
-        The image may have any size.
+        The image has shape (c, h, w) and can be any size.
         """
 
     @abstractmethod
@@ -227,7 +227,7 @@ class _Matrices(NamedTuple):
     visible_bias: Tensor  # (p * p, 1)
 
     def infer(self, windows: Tensor, cycles: int) -> Tensor:
-        """Return X after `cycles` mean-field cycles, of shape (..., p * p, patches).
+        """Return X after `cycles` mean-field cycles. The result has shape (..., p * p, patches).
 
         The windows have shape (..., w * w, patches). Both the windows and X are divided by r.
         """
@@ -239,9 +239,9 @@ class _Matrices(NamedTuple):
 
 
 def full_weights(link: Coupling) -> Tensor:
-    """Return the dense weights of a Kronecker coupling between matrices, of shape (K * L, I * J).
+    """Return the dense weights of a Kronecker coupling between matrices.
 
-    The sum over the rank is computed as a single matrix product.
+    The result has shape (K * L, I * J). The sum over the rank is computed as a single matrix product.
     """
     left, right = cast("tuple[Tensor, Tensor]", link.matrix_factors())  # (R, K, I), (R, L, J)
     rows, inputs = left.shape[1:]
@@ -298,7 +298,7 @@ class MachineStage(Stage):
         return self._infer(self.matrices(), windows[:, 0], r).transpose(0, 1)[None]
 
     def _infer(self, matrices: _Matrices, windows: Tensor, r: Tensor) -> Tensor:
-        """Return the corrections, of shape (n, p * p, patches), for windows of shape (n, w * w, patches)."""
+        """Compute corrections from windows: (n, w * w, patches) -> (n, p * p, patches)."""
         scales = r[:, None]
         centered = (windows - windows[:, _middle(windows.shape[1]), None]) / scales
         return matrices.infer(centered, self.cycles) * scales
@@ -412,9 +412,9 @@ class SymmetricStage(Stage):
         }
 
     def weights(self) -> Tensor:
-        """Return the base machine's weights for each layer, of shape (layers, K * L, p * p).
+        """Return the base machine's weights for each layer.
 
-        The layers are in the order X, Z, M.
+        The result has shape (layers, K * L, p * p), with the layers in the order X, Z, M.
         """
         product = torch.einsum("mrki,mrlj->mklij", self.left, self.right)
         return product.flatten(3).flatten(1, 2)
@@ -434,7 +434,7 @@ class SymmetricStage(Stage):
         return up.transpose(0, 1), full[:c].transpose(0, 1).unflatten(2, (self.patch, self.patch))
 
     def all_weights(self) -> Tensor:
-        """Return the weights for X and Z in all orientations, of shape (8 * K * L, 5 * c * p * p)."""
+        """Return the weights for X and Z in all orientations. The result has shape (8 * K * L, 5 * c * p * p)."""
         c = self.channels
         p = self.patch
         full = self.weights()[: 5 * c].transpose(0, 1).reshape(-1, 5 * c, p, p)
@@ -453,9 +453,9 @@ class SymmetricStage(Stage):
         return torch.cat(found).flatten(1)
 
     def unit(self, r: Tensor, level: Tensor | None) -> Tensor:
-        """Return the scale of X in each patch, of shape (n, ...).
+        """Return the scale of X in each patch. Both `r` and the result have shape (n, ...).
 
-        If `level`, of shape (n,), is None, the scale is r. Otherwise, the noise level limits the scale.
+        If `level` is None, the scale is r. Otherwise, the noise levels in `level`, of shape (n,), limit the scale.
         """
         if level is None:
             return r
@@ -502,7 +502,7 @@ class SymmetricStage(Stage):
 
 
 class _Seen(torch.autograd.Function):
-    """Autograd function that centers windows, divides them by r, and stacks them with additional rows into one matrix.
+    """Autograd function that centers windows, divides them by r, and stacks them and additional rows into one matrix.
 
     Windows are centered by subtracting the middle pixel. The number of rows is padded to a multiple of 8, which is
     faster on tensor cores. Each column is one patch, so a single 16-bit matrix product computes all hidden fields.
@@ -573,7 +573,7 @@ def _even_and_odd(filters: Tensor) -> Tensor:
 
 
 def _mix(parts: Tensor) -> Tensor:
-    """Replace even and odd parts of shape (4, ...) in place with their signed sums, which are the four flips."""
+    """Replace even and odd parts of shape (4, ...) in place with the four flips, which are their signed sums."""
     plain = parts[::2] + parts[1::2]
     flipped = parts[::2] - parts[1::2]
     for which, (even, odd) in enumerate((plain, flipped)):
@@ -583,11 +583,11 @@ def _mix(parts: Tensor) -> Tensor:
 
 
 class Pass:
-    r"""Mean-field pass of a symmetric stage over one image, which shares matrix products between flips.
+    r"""Mean-field pass of a symmetric stage over one image, with matrix products shared between flips.
 
     A window is split into parts that are even or odd along rows and columns. The fields for the four flips of a filter
-    are sums of the products of these parts with four different sign patterns, so only a quarter of the products must be
-    computed. The pass from the hidden layer to X uses the same method.
+    are sums of the same products of these parts, with four different sign patterns, so only a quarter of the products
+    must be computed. The pass from the hidden layer to X uses the same method.
     """
 
     @torch.no_grad()
@@ -610,7 +610,7 @@ class Pass:
     def __call__(
         self, image: Tensor, level: float | None = None, mask: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Return the correction for an image of shape (c, h, w), for any h and w. See :meth:`Stage.forward`."""
+        """Return the correction for an image of shape (c, h, w) and of any size. See :meth:`Stage.forward`."""
         stage = self.stage
         p = stage.patch
         s = stage.stride
@@ -647,7 +647,7 @@ class Pass:
         return total[:, p - s : p - s + h, p - s : p - s + w] * (s / p) ** 2
 
     def _scales(self, padded: Tensor) -> Tensor:
-        """Return the scale r of each patch in one image. Rows are processed in blocks to limit memory usage."""
+        """Return the scale r of each patch in an image. Rows are processed in blocks to limit memory usage."""
         s = self.stage.stride
         beyond = self.stage.window - s
         rows = (padded.shape[2] - beyond) // s
@@ -731,7 +731,7 @@ class StageSequence(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the parameters."""
+        """Device on which the parameters are stored."""
         return next(self.parameters()).device
 
     @property
@@ -751,10 +751,8 @@ class StageSequence(nn.Module):
     ) -> Tensor:
         """Apply all stages to an image of shape (c, h, w) and return the corrected image.
 
-        The image may have any size.
-
-        `after` is applied to the image after each stage. `level` is the noise level. `mask`, of shape (1, h, w), is 1
-        for corrupted pixels. If `mask` is given, only corrupted pixels change.
+        The image can be any size. `after` is applied to the image after each stage. `level` is the noise level. `mask`,
+        of shape (1, h, w), is 1 for corrupted pixels. If `mask` is given, only corrupted pixels change.
         """
         for which, stage in enumerate(self):
 
@@ -770,7 +768,7 @@ class StageSequence(nn.Module):
     def run_mirrored(
         self, image: Tensor, *, level: float | None = None, mask: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Apply all stages like :meth:`run`, but first extend the image by mirroring it at the edges.
+        """Extend an image by mirroring it at the edges, and apply all stages as in :meth:`run`.
 
         By default, stages repeat the edge pixels, which causes streaks if these pixels are noisy. The result has the
         size of the original image.

@@ -78,7 +78,7 @@ class SuperResolver(StageEstimator):
 
     The image is enlarged by bicubic interpolation and then corrected by a sequence of stages. A stage models each patch
     of the image with five Gaussian matrices: X, the true patch minus the given patch, and the derivatives Z1 to Z4 of
-    the given patch along x, y, xx and yy. All of them are divided by the root mean square of the derivatives. The five
+    the given patch along x, y, xx and yy. All five are divided by the root mean square of the derivatives. The five
     layers share a hidden layer Y,
 
     .. math:: E = \sum_m \Big[\frac{\lVert X_m - B_m\rVert^2}{2 s_m^2} - \langle Y, U_m X_m V_m^\top\rangle\Big]
@@ -88,8 +88,8 @@ class SuperResolver(StageEstimator):
     averaged. After each stage, back-projection makes the result consistent with the low-resolution image.
 
     By default, there are three stages whose hidden units share weights across flips and rotations, as in the pretrained
-    models. With ``symmetric=False``, there is a single stage with a plain multimodal MVRBM, and the
-    defaults are the paper's settings. See `mvrbm.vision.super_resolution.CONFIGURATIONS`.
+    models. With ``symmetric=False``, there is a single stage with a plain multimodal MVRBM, and the defaults are the
+    paper's settings. `mvrbm.vision.super_resolution.CONFIGURATIONS` contains further predefined settings.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ class SuperResolver(StageEstimator):
         return tuple(self.patch) if isinstance(self.patch, Sequence) else (self.patch,)
 
     def _size(self) -> tuple[tuple[int, int], int]:
-        """Return the hidden shape and the rank."""
+        """Return the shape of the hidden layer and the rank of the couplings."""
         hidden, rank = _SIZES[self.scale] if self.symmetric else _PAPER[1:]
         return self.hidden_shape or hidden, rank if self.rank is None else self.rank
 
@@ -242,7 +242,7 @@ class SuperResolver(StageEstimator):
         return multimodal_mvrbm(visible, hidden, rank).to(resolve_device(self.device))
 
     def use_machine(self, machine: BoltzmannMachine) -> Self:
-        """Use a trained machine instead of fitting one, and return self. Requires ``symmetric=False``."""
+        """Use a trained machine instead of training a new one, and return self. Requires ``symmetric=False``."""
         self.check()
         self.stages_ = StageSequence([MachineStage(machine, self._stride(), float(self.floor), self.cycles)])
         self.stages_.to(machine.like.device)
@@ -282,7 +282,7 @@ class SuperResolver(StageEstimator):
         Notes
         -----
         Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
-        respectively. The model trained so far can then be used. After an error, the model is the same as before.
+        respectively. The model trained so far can then be used. If an error occurs, the model is left unchanged.
         """
         self.check()
         arrays = training_images(images)
@@ -295,7 +295,7 @@ class SuperResolver(StageEstimator):
     def _fit(
         self, images: Sequence[Array], callbacks: Sequence[Callback], checkpoints: Any, ignore_mismatch: bool
     ) -> type[BaseException] | None:
-        """Train new stages, and return the exception to raise if a signal stopped training."""
+        """Train new stages. If a signal stopped training, return the exception to raise."""
         if self.symmetric:
             self.stages_ = self._new_symmetric(self._shapes(), self._seeds(1)[0])
             self.history_ = []
@@ -324,7 +324,7 @@ class SuperResolver(StageEstimator):
         Notes
         -----
         Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
-        respectively. The model trained so far can then be used. After an error, the model is the same as before.
+        respectively. The model trained so far can then be used. If an error occurs, the model is left unchanged.
         """
         check_is_fitted(self)
         self.check()
@@ -450,7 +450,7 @@ class SuperResolver(StageEstimator):
     def upscale_luminance(
         self, low: Array, *, self_ensemble: bool = False, progress: Progress | None = None
     ) -> NDArray[np.float32]:
-        """Enlarge a luminance image of shape (h, w), in which white is 1, without rounding or clipping."""
+        """Enlarge a luminance image of shape (h, w), with white at 1, without rounding or clipping the result."""
         check_is_fitted(self)
         turns = ORIENTATIONS if self_ensemble and not self.symmetric else 1
         height, width = low.shape
@@ -466,7 +466,7 @@ class SuperResolver(StageEstimator):
         return total
 
     def _enlarge(self, low: NDArray[np.float32], progress: Progress) -> NDArray[np.float32]:
-        """Enlarge a luminance image of shape (h, w), in which white is 1, in a single orientation."""
+        """Enlarge a luminance image of shape (h, w), with white at 1, in a single orientation."""
         small = torch.from_numpy(low).to(next(self.stages_.parameters()))
         bicubic = small.new_empty(len(low) * self.scale, low.shape[1] * self.scale)
         for first in range(0, len(bicubic), _ROWS_AT_ONCE):
