@@ -84,7 +84,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         -----
         With ``warm_start=True``, `fit` trains a fitted or loaded model for `n_epochs` more epochs. Otherwise, `fit`
         trains a new model. Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and
-        SystemExit, respectively. The model trained so far can then be used, and `interrupted_` is True. After an error
+        SystemExit, respectively. The partially trained model remains usable, and `interrupted_` is True. After an error
         or a second Ctrl-C, the model is restored to its state before `fit`.
         """
         recipe = self._recipe()
@@ -135,7 +135,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         return first.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
 
     def _new_machines(self, units: dict[str, Unit], batch_size: int) -> list[BoltzmannMachine]:
-        """Create machines with the given visible units. `batch_size` is used to check that there is enough memory."""
+        """Create machines with the given visible units. `batch_size` is used only to check for sufficient memory."""
         first = next(iter(units.values()))
         shape = self._new_hidden_shape(units)
         links = {name: self._new_coupling(name, units) for name in units}
@@ -198,7 +198,10 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
 
     @contextlib.contextmanager
     def _undo_on_error(self, continues: bool) -> Iterator[None]:
-        """Restore the model if training fails. `continues` indicates whether existing machines are trained further."""
+        """Restore the model if training fails.
+
+        `continues` indicates whether training continues from existing machines.
+        """
         machines = self.machines_ if continues else []
         chains = {name: chain.clone() for name, chain in self.chains_.items()} if continues else {}
         n_updates = [trainer.update for trainer in (self.trainers_ or [])] if continues else []

@@ -55,7 +55,7 @@ def _make_class() -> type:
             return self
 
         def decision_function(self, X: Any) -> NDArray[np.floating[Any]]:
-            """Return the outlier score of each sample, as an array of shape (n,). Higher scores are more abnormal."""
+            """Return the outlier score of each sample, as an array of shape (n,). Outliers have higher scores."""
             return -self.detector_.score_samples(X)
 
     # Pickle looks up the class by these names.

@@ -14,7 +14,7 @@ _SCORED_SITES = 16
 
 
 class ScoringMixin(BaseRBM):
-    """Mixin for the pseudo-log-likelihood, log-likelihood and free energy of samples."""
+    """Mixin that computes the pseudo-log-likelihood, log-likelihood and free energy of samples."""
 
     def score_samples(self, X: Any, *, exact: bool = False) -> Array:
         """Return the pseudo-log-likelihood of each sample, as an array of shape (n,).
@@ -27,7 +27,7 @@ class ScoringMixin(BaseRBM):
         Parameters
         ----------
         X : array
-            Data, as for :meth:`fit`.
+            Data in a format that :meth:`fit` accepts.
         exact : bool, default=False
             Whether to compute the conditional probability of every entry exactly.
         """
@@ -54,7 +54,7 @@ class ScoringMixin(BaseRBM):
         X : array
             Data without missing entries.
         n_chains : int, default=100
-            Number of annealing chains in each direction.
+            Number of annealing chains in each direction (forward and reverse).
         n_steps : int, default=1000
             Number of annealing steps.
         burn_in : int, optional
