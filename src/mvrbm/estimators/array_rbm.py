@@ -67,7 +67,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         mask : boolean array with the shape of X or of one sample, optional
             Mask that is True for known entries. During training, unknown entries and NaN entries are sampled from the
             model.
-        callbacks : sequence of Callback
+        callbacks : sequence of Callback, default=()
             Callbacks to pass to the trainer. See :mod:`mvrbm.training`.
         resume : path, optional
             Checkpoint folder. If the folder contains checkpoints, training resumes from the most recent one.
@@ -108,6 +108,8 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
 
     def prepare(self, X: Any, mask: Any = None) -> tuple[Trainer, dict[str, Any], Any]:
         """Validate the data and create a new machine and its trainer, without training the machine.
+
+        See :meth:`fit` for the parameters.
 
         Returns
         -------

@@ -154,7 +154,7 @@ class ClassificationMVRBM(ArrayClassifier):
             Class labels, as numbers, strings or one-hot rows.
         sample_weight : array of shape (n,), optional
             Weight of each sample. Generative training requires equal weights.
-        callbacks : sequence of Callback
+        callbacks : sequence of Callback, default=()
             Callbacks for generative training. Other modes ignore them.
         checkpoints : path, optional
             Checkpoint folder. The state is saved after each epoch. If the folder contains checkpoints, training resumes

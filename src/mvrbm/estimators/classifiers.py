@@ -24,13 +24,14 @@ class MVRBMClassifier(FineTunedClassifier):
 
     .. math:: p(\text{class} \mid X) = \mathrm{softmax}(A \,\mathrm{vec}\, a(\textstyle\sum_r U_r X V_r^\top + C) + d)
 
-    Here, :math:`a` is the activation function of the hidden units, such as the sigmoid or :math:`\max(0, \cdot)`, and
-    :math:`A` and :math:`d` are the weights and biases of the softmax layer.
+    Here, :math:`a` is the activation function of the hidden units, such as the sigmoid or :math:`\max(0, \cdot)`. The
+    hidden layer has weights :math:`U_r` and :math:`V_r` and biases :math:`C`, and the softmax layer has weights
+    :math:`A` and biases :math:`d`.
 
     Parameters
     ----------
     hidden_shape : tuple of int, optional
-        Shape of the hidden layer. Default: the shape of a sample, enlarged if necessary to at least 256 units.
+        Shape of the hidden layer. Default: the shape of a sample, enlarged to at least 256 units if necessary.
     rank : int, optional
         Rank of the Kronecker coupling. Default: 16, or a lower rank if a full weight matrix would have fewer
         parameters.
@@ -58,7 +59,7 @@ class MVRBMClassifier(FineTunedClassifier):
     input_dropout : float, default=0.0
         Fraction of the entries of each sample to drop in each update.
     weight_decay : float, default=0.0
-        Weight decay coefficient for AdamW. Biases do not decay.
+        Weight decay coefficient for AdamW. Weight decay is not applied to biases.
     averaging : float, default=0.0
         Decay rate for an exponential moving average of the parameters, such as 0.999. Predictions use the averaged
         parameters. If 0, averaging is disabled.
@@ -133,9 +134,9 @@ class DeepMVRBMClassifier(FineTunedClassifier):
 
     .. math:: Z_l = a(W_l Z_{l-1} + C_l), \qquad p(\text{class} \mid X) = \mathrm{softmax}(A \,\mathrm{vec}\, Z_L + d)
 
-    Here, :math:`Z_0 = X`, :math:`a` is the activation function of the hidden units, and :math:`W_l` is the coupling of
-    layer :math:`l`. With ``Dense`` couplings and ``hidden="bernoulli"``, this model is the classic fine-tuned deep
-    belief network.
+    Here, :math:`Z_0 = X`, and :math:`a` is the activation function of the hidden units. Layer :math:`l` has weights
+    :math:`W_l` and biases :math:`C_l`, and the softmax layer has weights :math:`A` and biases :math:`d`. With ``Dense``
+    couplings and ``hidden="bernoulli"``, this model is the classic fine-tuned deep belief network.
 
     Parameters
     ----------

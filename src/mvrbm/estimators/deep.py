@@ -303,11 +303,12 @@ class DeepMVRBM(SingleLayerRBM):
     # -- scores -----------------------------------------------------------------------------------
 
     def score_samples(self, X: Any, *, exact: bool = False) -> Array:
-        r"""Return the log-probability of each sample given its reconstructed lowest hidden layer, with shape (n,).
+        r"""Return the log-probability of each sample given its reconstructed lowest hidden layer.
 
-        The score is :math:`\log p_1(X \mid \hat Y_1)`, where :math:`\hat Y_1` is computed by propagating means up
-        through the stack and back down. The score measures the quality of the reconstruction and is not a likelihood
-        under the model. It is always exact, so `exact` has no effect.
+        The result is an array of shape (n,). The score of a sample is :math:`\log p_1(X \mid \hat Y_1)`, where
+        :math:`\hat Y_1` is computed by propagating means up through the stack and back down. The score measures the
+        quality of the reconstruction and is not a likelihood under the model. The computation is always exact, so
+        `exact` has no effect.
         """
         size = len(self._machines)
         bottom = self.machine_

@@ -1,6 +1,6 @@
 """Validate the shape and dtype of the data passed to estimators and return one array per layer.
 
-Each public method calls this module exactly once to validate its input. :mod:`mvrbm.estimators.batches` validates the
+Each public method uses this module exactly once to validate its input. :mod:`mvrbm.estimators.batches` validates the
 values when it splits the arrays into batches.
 """
 

@@ -101,7 +101,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     n_epochs : int, optional
         Number of epochs. Default: enough epochs for 3,000 updates, or fewer (at least 100) if rows have more than
         1,024 columns.
-    batch_size, learning_rate : optional
+    batch_size, learning_rate
         See :class:`MVRBM`.
     recipe : str or Recipe, default="generative"
         Training settings. See :class:`MVRBM`.
@@ -271,10 +271,9 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
 
         The map shows how unlikely each entry is given the other entries. The value of an entry is its squared error
         minus its predicted variance when its block is masked. One eighth of the blocks are masked at a time. Missing
-        entries (NaN) count as 0. The map is smoothed over neighboring entries with a moving average over about half a
-        block. Values far above 0 are anomalous. For Gaussian units, errors are measured in standard deviations. The
-        value of a categorical column is the sum over its categories. Columns that are not part of the model have the
-        value 0.
+        entries (NaN) count as 0. The map is smoothed with a moving average whose window is about half a block wide.
+        Values far above 0 are anomalous. For Gaussian units, errors are measured in standard deviations. The value of a
+        categorical column is the sum over its categories. Columns that are not part of the model have the value 0.
         """
         check_is_fitted(self)
         unit = self.model_.machine_.layers[VISIBLE]
@@ -326,7 +325,11 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return self._encoding.encode(checked)
 
     def _mask_shape(self, unit: Unit) -> tuple[int, ...]:
-        """Return the shape of a mask, which covers the columns of a mixed table or the sites of the visible layer."""
+        """Return the shape of a mask.
+
+        For tables with non-numeric columns, a mask has one entry per column. Otherwise, it has one entry per site of
+        the visible layer, where a site is a single entry or a one-hot vector.
+        """
         return (len(self._encoding.widths),) if self._encoding.is_mixed else unit.site_shape
 
     def _block(self, unit: Unit) -> tuple[int, ...]:

@@ -20,9 +20,9 @@ class ScoringMixin(BaseRBM):
         """Return the pseudo-log-likelihood of each sample, as an array of shape (n,).
 
         By default, the result for samples with more than 16 entries is an unbiased estimate that combines the exact
-        conditional probabilities of 16 entries with approximations for all other entries. See
-        :func:`mvrbm.likelihood.pseudo_log_likelihood`. The estimate is deterministic and takes less time than one
-        training epoch.
+        conditional probabilities of 16 randomly selected entries with approximations for all other entries. The
+        selection uses a fixed seed, so the estimate is reproducible. It takes less time than one training epoch. See
+        :func:`mvrbm.likelihood.pseudo_log_likelihood`.
 
         Parameters
         ----------

@@ -53,7 +53,7 @@ class Sweep:
     estimator : RBM, MVRBM or TVRBM
         The estimator to train. The sweep trains clones and does not modify the estimator itself.
     grid : mapping of str to sequence, or sequence of such mappings
-        Mapping from parameter names to values to try, as in scikit-learn's `ParameterGrid`. It may contain
+        Mapping from parameter names to values to try, as in scikit-learn's `ParameterGrid`. The names can include
         `random_state`.
     scoring : callable, optional
         Function with the signature ``scoring(estimator, X, y)`` that returns the score of a fitted estimator on

@@ -71,10 +71,10 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
 
     .. math:: E(x, y) = -\sum_k x_k (b_k + \langle w_k, y\rangle) - \langle c, y\rangle
 
-    Here, :math:`x_k` is the number of occurrences of word `k` in a document, and `y` is a vector of binary topics.
-    Given the topics, all words in a document are drawn from the same distribution,
-    :math:`\mathrm{softmax}(b + W y)`. Topics combine by multiplying their word probabilities, whereas latent Dirichlet
-    allocation mixes (adds) them.
+    Here, :math:`x_k` is the number of occurrences of word `k` in a document, `y` is a vector of binary topics, `b` and
+    `c` are biases, and :math:`w_k`, which is row `k` of `W`, contains the weights of word `k`. Given the topics, all
+    words in a document are drawn from the same distribution, :math:`\mathrm{softmax}(b + W y)`. Topics combine by
+    multiplying their word probabilities, whereas latent Dirichlet allocation mixes (adds) them.
 
     The model is trained by contrastive divergence with Adam, because Adam's step size does not depend on the frequency
     of a word.
@@ -172,11 +172,11 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
             matrices are converted to dense arrays one batch at a time.
         y : None
             Not used, present here for API consistency by convention.
-        callbacks : sequence of Callback
+        callbacks : sequence of Callback, default=()
             Callbacks to pass to the trainer. See :mod:`mvrbm.training`.
         resume : path, optional
             Checkpoint folder. If the folder contains checkpoints, training resumes from the most recent one.
-        ignore_mismatch : bool
+        ignore_mismatch : bool, default=False
             Whether to resume from a checkpoint even if it was saved with different data or settings. If False, such a
             checkpoint raises an error.
 

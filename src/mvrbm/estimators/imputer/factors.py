@@ -152,7 +152,7 @@ class Factors:
 
 
 class Posterior(NamedTuple):
-    """Posterior normal distributions of the factors for a group of rows."""
+    """Normal posterior distributions of the factors for a group of rows."""
 
     rows: slice
     mean: Tensor  # (n, q)

@@ -64,7 +64,8 @@ def choose_factors(
     shape : tuple of int
         Shape of the data along all axes except the first.
     sample_axes : int or "auto"
-        Number of leading axes that index the samples. ``"auto"`` selects the number that gives the smallest error.
+        Number of leading axes that index the samples. ``"auto"`` uses 1, or selects the number with the smallest error
+        if there are fewer samples than entries per sample.
     n_factors : int, optional
         Number of factors. If None, the number is selected from the powers of two.
     report : callable
