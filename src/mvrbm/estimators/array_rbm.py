@@ -132,7 +132,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         return Kronecker(self.rank) if self.coupling is None else unconnected(self.coupling)
 
     def _new_hidden_shape(self, units: Mapping[str, Unit]) -> tuple[int, ...]:
-        """Return the shape of the hidden layer. By default, it is the shape of the first visible layer."""
+        """Return the shape of the hidden layer, which defaults to the shape of the first visible layer."""
         first = next(iter(units.values()))
         return first.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
 

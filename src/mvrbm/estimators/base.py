@@ -63,7 +63,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
     @abstractmethod
     def _new_units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:
-        """Create the units of the visible layers, keyed by layer name, with the model's dtype."""
+        """Create visible units with the model's dtype and return them in a dict keyed by layer name."""
 
     @abstractmethod
     def _masks_by_layer(self, mask: Any) -> Mapping[str, Any]:
@@ -190,7 +190,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
 
 def check_same(machines: Sequence[BoltzmannMachine], others: Sequence[BoltzmannMachine], message: str) -> None:
-    """Raise ValueError with the given message if the machines differ, except in parameter values or dtype."""
+    """Raise ValueError with the given message unless the machines are equal up to parameter values and dtype."""
     configs = [{**machine_config(machine), "dtype": None} for machine in machines]
     other_configs = [{**machine_config(machine), "dtype": None} for machine in others]
     if configs != other_configs:

@@ -112,7 +112,7 @@ class DeepMVRBM(SingleLayerRBM):
         return build_stack(units[VISIBLE], self.layers, rank=self.rank, hidden=self.hidden)
 
     def prepare(self, X: Any, mask: Any = None) -> NoReturn:
-        """Raise ValueError. Not supported for stacks, because each machine has its own trainer and training data."""
+        """Not supported for stacks, in which each machine has its own trainer and training data. Raises ValueError."""
         raise ValueError("prepare is not supported for stacks because each machine has its own trainer; use fit")
 
     def _train_all(
@@ -332,7 +332,7 @@ class DeepMVRBM(SingleLayerRBM):
 
 
 def build_stack(visible: Unit, layers: Any, *, rank: int, hidden: str) -> list[BoltzmannMachine]:
-    """Build the machines of a stack on top of a visible layer, with the dtype of that layer.
+    """Build the machines of a stack on top of a visible layer. The machines have the dtype of that layer.
 
     See :class:`DeepMVRBM` for the parameters.
     """

@@ -51,11 +51,11 @@ class MMVRBM(ArrayRBM):
     rank : int, default=1
         Rank of the Kronecker couplings.
     coupling : Coupling, str, or dict of str to Coupling or str, optional
-        Coupling for all modalities, or a dict with one coupling per modality. The dict may omit labels. Default:
+        Coupling for all modalities, or a dict with one coupling per modality. The dict can omit labels. Default:
         ``Dense()`` for labels and for modalities whose samples have a different number of axes than the hidden layer,
         and ``Kronecker(rank)`` for all other modalities.
     visible : str or dict of str to str, default="bernoulli"
-        Unit type for all modalities, or a dict with one unit type per modality. The dict may omit labels.
+        Unit type for all modalities, or a dict with one unit type per modality. The dict can omit labels.
     hidden, n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps, warm_start
         See :class:`~mvrbm.MVRBM`.
     backend, random_state, device, verbose
@@ -335,8 +335,8 @@ def _one_hot(y: Array, known: NDArray[np.bool_], classes: Array) -> Array:
 def _by_modality(value: Any, names: Sequence[str], parameter: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dict with the value of a parameter for each modality.
 
-    If `value` is a dict, it may omit modalities that have a default. Otherwise, it applies to all modalities without a
-    default.
+    If `value` is a dict, it can omit modalities that have a default. Otherwise, `value` applies to all modalities
+    without a default.
     """
     by_name = isinstance(value, Mapping)
     values = {**defaults, **value} if by_name else {**dict.fromkeys(names, value), **defaults}

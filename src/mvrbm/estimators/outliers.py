@@ -118,8 +118,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         The model trained on the data.
     dispersion_ : float
         Ratio of the squared errors to the machine's predicted variances on the training data. Scores multiply the
-        predicted variances by this factor. It is less than 1 for grayscale data, because Bernoulli units predict the
-        variances of binary values.
+        predicted variances by this factor. The ratio is less than 1 for grayscale data, because Bernoulli units predict
+        the variances of binary values.
     offset_ : float
         Score threshold. Samples with lower scores are outliers.
     n_features_in_, feature_names_in_
@@ -156,7 +156,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     # -- training ---------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        r"""Train the detector on data that may contain some outliers.
+        r"""Train the detector on data that may contain outliers.
 
         Parameters
         ----------

@@ -77,7 +77,7 @@ class ScoringMixin(BaseRBM):
         """Return the free energy of each sample in nats, as an array of shape (n,).
 
         The free energy is the negative log-likelihood minus log Z, so differences in free energy between samples equal
-        negative differences in log-likelihood. For stacks, it is the free energy under the lowest machine.
+        negative differences in log-likelihood. For stacks, the result is the free energy under the lowest machine.
         """
         check_is_fitted(self)
         return self._map_batches(X, lambda batch: self.machine_.free_energy(batch, check=False))

@@ -41,7 +41,7 @@ class Samples:
 
     @property
     def known(self) -> Tensor:
-        """Mask of all known entries, of shape (n, D)."""
+        """Mask of shape (n, D) that is True for all known entries."""
         return self.shown | self.held
 
     def reshape(self, size: int) -> Samples:
