@@ -7,7 +7,8 @@
 - `base`, `array_rbm`, `features`, `generation`, `scoring`: base classes and mixins for the generative models.
 - `classifier_base`, `fine_tuning`, `network`: base classes and the network for the classifiers.
 - `inputs`, `batches`, `labels`: input validation, batches and class labels.
-- `parameters`, `persistence`, `chains`: shared parameters, saving and loading, and persistent chains.
+- `parameters`, `persistence`, `chains`, `undo`: shared parameters, saving and loading, persistent chains, and recovery
+  from errors.
 
 Machines are defined in :mod:`mvrbm.machine`. The training loop is in :mod:`mvrbm.training`.
 """

@@ -67,7 +67,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         mask : boolean array with the shape of X or of one sample, optional
             Mask that is True for known entries. During training, unknown entries and NaN entries are sampled from the
             model.
-        callbacks : sequence of Callback
+        callbacks : sequence of Callback, default=()
             Callbacks to pass to the trainer. See :mod:`mvrbm.training`.
         resume : path, optional
             Checkpoint folder. If the folder contains checkpoints, training resumes from the most recent one.
@@ -84,7 +84,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         -----
         With ``warm_start=True``, `fit` trains a fitted or loaded model for `n_epochs` more epochs. Otherwise, `fit`
         trains a new model. Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and
-        SystemExit, respectively. The model trained so far can then be used, and `interrupted_` is True. After an error
+        SystemExit, respectively. The partially trained model remains usable, and `interrupted_` is True. After an error
         or a second Ctrl-C, the model is restored to its state before `fit`.
         """
         recipe = self._recipe()
@@ -109,6 +109,8 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
     def prepare(self, X: Any, mask: Any = None) -> tuple[Trainer, dict[str, Any], Any]:
         """Validate the data and create a new machine and its trainer, without training the machine.
 
+        See :meth:`fit` for the parameters.
+
         Returns
         -------
         trainer : Trainer
@@ -130,12 +132,12 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         return Kronecker(self.rank) if self.coupling is None else unconnected(self.coupling)
 
     def _new_hidden_shape(self, units: Mapping[str, Unit]) -> tuple[int, ...]:
-        """Return the shape of the hidden layer. By default, it is the shape of the first visible layer."""
+        """Return the shape of the hidden layer, which defaults to the shape of the first visible layer."""
         first = next(iter(units.values()))
         return first.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
 
     def _new_machines(self, units: dict[str, Unit], batch_size: int) -> list[BoltzmannMachine]:
-        """Create machines with the given visible units. `batch_size` is used to check that there is enough memory."""
+        """Create machines with the given visible units. `batch_size` is used only to check for sufficient memory."""
         first = next(iter(units.values()))
         shape = self._new_hidden_shape(units)
         links = {name: self._new_coupling(name, units) for name in units}
@@ -198,7 +200,10 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
 
     @contextlib.contextmanager
     def _undo_on_error(self, continues: bool) -> Iterator[None]:
-        """Restore the model if training fails. `continues` indicates whether existing machines are trained further."""
+        """Restore the model if training fails.
+
+        `continues` indicates whether training continues from existing machines.
+        """
         machines = self.machines_ if continues else []
         chains = {name: chain.clone() for name, chain in self.chains_.items()} if continues else {}
         n_updates = [trainer.update for trainer in (self.trainers_ or [])] if continues else []

@@ -56,18 +56,18 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
     @abstractmethod
     def _read_layers(self, X: Any, *, reset: bool) -> dict[str, Any]:
-        """Validate the shapes and dtypes of the data and return one array per layer, of shape (n, *layer shape).
+        """Validate the shapes and dtypes of the data and return one array of shape (n, *layer shape) per layer.
 
         If `reset` is True, the shapes are learned from the data. Otherwise, the data must have the learned shapes.
         """
 
     @abstractmethod
     def _new_units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:
-        """Create the units of the visible layers, keyed by layer name, with the model's dtype."""
+        """Create visible units with the model's dtype and return them in a dict keyed by layer name."""
 
     @abstractmethod
     def _masks_by_layer(self, mask: Any) -> Mapping[str, Any]:
-        """Convert the user's masks to a mapping from layer names to masks. The masks are not validated."""
+        """Convert the user's masks to a mapping from layer names to masks, without validating them."""
 
     @abstractmethod
     def _to_user(self, layers: Mapping[str, Tensor], like: Any = None) -> Any:
@@ -124,7 +124,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
         return RandomSource(seed_of(self.random_state))
 
     def _warn_of_recipe(self) -> None:
-        """Warn at most once if the model was trained with a recipe that leads to poor samples."""
+        """Issue a warning, at most once, if the model was trained with a recipe that leads to poor samples."""
         if self.n_updates_:  # a model without updates was not trained with this recipe
             self._warn_once(unsuited_reason(self.recipe, self._recipe()))
 
@@ -190,7 +190,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
 
 def check_same(machines: Sequence[BoltzmannMachine], others: Sequence[BoltzmannMachine], message: str) -> None:
-    """Raise ValueError with the given message if the machines differ in anything but parameter values and dtype."""
+    """Raise ValueError with the given message unless the machines are equal up to parameter values and dtype."""
     configs = [{**machine_config(machine), "dtype": None} for machine in machines]
     other_configs = [{**machine_config(machine), "dtype": None} for machine in others]
     if configs != other_configs:
@@ -198,7 +198,10 @@ def check_same(machines: Sequence[BoltzmannMachine], others: Sequence[BoltzmannM
 
 
 def check_finite(results: Array, first: int = 0) -> None:
-    """Raise ValueError if the result for a sample is not finite. `first` is the index of the first sample."""
+    """Raise ValueError if any result is not finite.
+
+    The message names the sample. `first` is the index of the first sample in `results`.
+    """
     finite = np.isfinite(results).reshape(len(results), -1).all(1)
     if not finite.all():
         raise ValueError(

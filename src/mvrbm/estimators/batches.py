@@ -34,9 +34,9 @@ def model_dtype(layers: Mapping[str, Any]) -> torch.dtype:
 
 
 def unit_for(kind: Any, data: Any) -> Unit:
-    """Create units of the given kind for data of shape (n, ...).
+    """Create units of type `kind` for data of shape (n, ...).
 
-    Data of dtype uint8 is scaled to the range of the units unless all values are 0 or 1.
+    Values of dtype uint8 are scaled to the range of the units unless they are all 0 or 1.
     """
     unit = unit_named(kind, tuple(data.shape[1:]))
     if unit.byte_scale != 1 and _has_binary_bytes(data):
@@ -79,7 +79,7 @@ def batches(
     layers : mapping of str to array
         Data to split. Layers without units are omitted.
     units : mapping of str to Unit
-        Units for each layer, which convert the data and validate its values.
+        Units of each layer. They convert the data and validate its values.
     known : mapping of str to Tensor, optional
         Masks of known entries. All other entries are replaced with placeholder values that the units accept.
     copy : bool
@@ -131,9 +131,9 @@ def filled_batches(
     known: Known | None,
     fill: Callable[[dict[str, Tensor], dict[str, Tensor]], Mapping[str, Tensor]],
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield :func:`batches` of complete data, in which `fill` has replaced all unknown entries, including NaN.
+    """Yield the same batches as :func:`batches`, with unknown entries (including NaN) filled in by `fill`.
 
-    `fill` is a function of incomplete samples and their masks, both keyed by layer name, that returns complete samples.
+    `fill` takes incomplete samples and their masks, both keyed by layer name, and returns complete samples.
     """
     for first in range(0, n_samples(layers), ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)
@@ -162,18 +162,18 @@ def _fill_incomplete(
 
 
 def masks(mask: Mapping[str, Any], layers: Mapping[str, Any], *, every_layer: bool | None = False) -> dict[str, Tensor]:
-    r"""Return a mask of the known entries for each layer, of shape (n, \*layer shape). NaN entries are unknown.
+    r"""Return one mask of shape (n, \*layer shape) per layer, which is True for known entries. NaN entries are unknown.
 
     Parameters
     ----------
     mask : mapping of str to boolean array
-        Masks with the shape of the data or of one sample, as arrays or as rows. Layers without a mask are entirely
-        known, except for NaN entries.
+        Masks with the shape of the data or of one sample. The axes of a sample can be flattened. In layers without a
+        mask, all entries except NaN are known.
     layers : mapping of str to array
         Data that the masks apply to.
     every_layer : bool, optional
-        Whether every layer must have a known entry. If False, at least one layer must have a known entry. If None,
-        all entries may be unknown.
+        Whether every layer must have at least one known entry. If False, a single layer with a known entry is
+        sufficient. If None, all entries can be unknown.
     """
     if not set(mask) <= set(layers):
         raise ValueError(f"mask has modalities {sorted(mask)}, but the data has {sorted(layers)}")

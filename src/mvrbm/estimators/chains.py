@@ -1,7 +1,7 @@
 """Initial states for `sample`: persistent chains from training, random states and fixed labels.
 
-Persistent chains have followed the model throughout training, so they are well mixed. Chains that start from noise can
-stay in improbable modes for a long time. A model keeps up to 100 persistent chains, which are saved with the model.
+Persistent chains are updated throughout training, so they are well mixed. Chains initialized with noise can stay in
+improbable modes for a long time. A model keeps up to 100 persistent chains, which are saved with the model.
 """
 
 from collections.abc import Mapping
@@ -103,9 +103,9 @@ def initial_states_with_labels(
 ) -> tuple[Chains, Chains]:
     """Return initial states with the given labels, and masks that keep the labels fixed.
 
-    `labels` maps each label layer to class indices of shape (n,). Each state starts from a chain with the same labels
-    if there is one, and from any other chain otherwise. Samples from the joint distribution that have the given labels
-    follow the conditional distribution.
+    `labels` maps each label layer to class indices of shape (n,). Each state is initialized from a chain with the same
+    labels if there is one, because such a chain is already a sample from the conditional distribution given the labels.
+    Otherwise, the state is initialized as in :func:`initial_states`.
     """
     n = len(next(iter(labels.values())))
     start = initial_states(machine, n, init, chains, rng)
@@ -135,8 +135,8 @@ def _take_chains_with_labels(start: Chains, labels: Mapping[str, Tensor], chains
 def match_labels(trainer: Trainer, label: str, shares: Tensor, rng: RandomSource) -> None:
     """Adjust the bias of a trained label layer so that class frequencies in generated samples match those in the data.
 
-    `shares` contains the class frequencies in the data, of shape (n_classes,). The labels of persistent chains rarely
-    change, so training alone learns these frequencies poorly.
+    `shares` has shape (n_classes,) and contains the class frequencies in the data. The labels of persistent chains
+    rarely change, so training alone does not learn these frequencies well.
     """
     chains = kept_chains(trainer)
     machine = trainer.machine

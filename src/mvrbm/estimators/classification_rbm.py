@@ -61,7 +61,9 @@ class ClassificationMVRBM(ArrayClassifier):
         E(X, k, Y) = \varepsilon(X) - b_k - \langle C, Y\rangle - \langle Y, \textstyle\sum_r U_r T(X) V_r^\top\rangle
                      - \langle Y, D_k\rangle
 
-    The probabilities :math:`p(k \mid X)` are exact. See :func:`mvrbm.sampling.label_log_posterior`.
+    Here, :math:`k` is the class, :math:`\varepsilon(X)` is the energy of the visible units, :math:`T(X)` is their
+    sufficient statistic, :math:`b` and :math:`C` are biases, and :math:`U_r`, :math:`V_r` and :math:`D_k` are weights.
+    The probabilities :math:`p(k \mid X)` are computed exactly. See :func:`mvrbm.sampling.label_log_posterior`.
 
     Parameters
     ----------
@@ -77,7 +79,7 @@ class ClassificationMVRBM(ArrayClassifier):
         ``"generative"`` minimizes :math:`-\log p(X, k)` by contrastive divergence. ``"hybrid"`` minimizes the
         discriminative loss plus `blend` times the generative loss.
     blend : float, default=0.01
-        Weight of the generative loss in hybrid mode.
+        Coefficient of the generative loss in hybrid mode.
     recipe : str or Recipe, default="generative"
         Recipe for generative training.
     n_epochs, batch_size : int, optional
@@ -97,8 +99,10 @@ class ClassificationMVRBM(ArrayClassifier):
         See :class:`MVRBMClassifier`.
     history_ : list of dict
         See :class:`MVRBMClassifier`. After generative training, this list contains the metrics logged by callbacks.
-    n_epochs_, n_updates_, interrupted_
-        See :class:`MVRBM`. Only generative training updates these attributes.
+    n_epochs_, n_updates_ : int
+        See :class:`MVRBM`. Both are 0 unless ``mode="generative"``.
+    interrupted_ : bool
+        See :class:`MVRBM`.
     chains_ : dict of str to Tensor
         Up to 100 persistent chains from generative training, keyed by layer name. `sample` starts from these chains.
 
@@ -150,8 +154,8 @@ class ClassificationMVRBM(ArrayClassifier):
             Class labels, as numbers, strings or one-hot rows.
         sample_weight : array of shape (n,), optional
             Weight of each sample. Generative training requires equal weights.
-        callbacks : sequence of Callback
-            Callbacks to use in generative training.
+        callbacks : sequence of Callback, default=()
+            Callbacks for generative training. Other modes ignore them.
         checkpoints : path, optional
             Checkpoint folder. The state is saved after each epoch. If the folder contains checkpoints, training resumes
             from them.
@@ -167,7 +171,7 @@ class ClassificationMVRBM(ArrayClassifier):
         Notes
         -----
         Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
-        respectively. The classifier trained so far can then be used, and `interrupted_` is True. After an error, the
+        respectively. The partially trained classifier remains usable, and `interrupted_` is True. After an error, the
         classifier is restored to its state before `fit`.
         """
         with undo_on_error(self):
@@ -262,7 +266,7 @@ class ClassificationMVRBM(ArrayClassifier):
         return found.interrupt
 
     def _loss(self, data: Labeled, rows: Tensor, rng: RandomSource) -> Tensor:
-        """Return the weighted sum of the losses of the samples with the given indices."""
+        """Return the weighted sum of the losses for the samples at the given indices."""
         machine = self.machine_
         x = self._unit.from_data(data.samples[rows])
         codes = data.codes[rows]
@@ -318,7 +322,7 @@ class ClassificationMVRBM(ArrayClassifier):
     def free_energy(self, X: Any) -> Array:
         """Return the free energy of each sample in nats, with the label marginalized out, as an array of shape (n,).
 
-        The free energy is the negative log-likelihood minus log Z.
+        The free energy equals the negative log-likelihood minus log Z.
         """
         check_is_fitted(self)
         pieces = []
@@ -348,8 +352,8 @@ class ClassificationMVRBM(ArrayClassifier):
             Initial states: the persistent chains from training (chains with the same label, if there are any), or
             random states. Default: the persistent chains if the model was trained with them, otherwise random states.
         mean : bool, default=False
-            Whether to return the means of the visible units given the last hidden sample, instead of samples. Labels
-            that are not fixed are then the most probable labels.
+            Whether to return the means of the visible units given the last hidden sample, instead of samples. If True,
+            labels that are not fixed are set to the most probable class.
 
         Returns
         -------

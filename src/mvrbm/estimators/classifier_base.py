@@ -85,7 +85,7 @@ class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEs
         """Return class log-probabilities of shape (n, n_classes), up to an additive constant per sample."""
 
     def predict_proba(self, X: Any) -> Array:
-        """Return class probabilities of shape (n, n_classes), in the order of `classes_`."""
+        """Return class probabilities of shape (n, n_classes), with columns in the order of `classes_`."""
         return np.concatenate([torch.softmax(part, 1).cpu().numpy() for part in self._predictions(X)])
 
     def predict(self, X: Any) -> Array:

@@ -24,14 +24,17 @@ class MVRBMClassifier(FineTunedClassifier):
 
     .. math:: p(\text{class} \mid X) = \mathrm{softmax}(A \,\mathrm{vec}\, a(\textstyle\sum_r U_r X V_r^\top + C) + d)
 
-    Here, :math:`a` is the activation function of the hidden units, such as the sigmoid or :math:`\max(0, \cdot)`.
+    Here, :math:`a` is the activation function of the hidden units, such as the sigmoid or :math:`\max(0, \cdot)`. The
+    hidden layer has weights :math:`U_r` and :math:`V_r` and biases :math:`C`, and the softmax layer has weights
+    :math:`A` and biases :math:`d`.
 
     Parameters
     ----------
     hidden_shape : tuple of int, optional
-        Shape of the hidden layer. Default: the shape of a sample, enlarged if necessary to at least 256 units.
+        Shape of the hidden layer. Default: the shape of a sample, enlarged to at least 256 units if necessary.
     rank : int, optional
-        Rank of the Kronecker coupling. Default: 16, or less if a full weight matrix would have fewer parameters.
+        Rank of the Kronecker coupling. Default: 16, or a lower rank if a full weight matrix would have fewer
+        parameters.
     coupling : Coupling or str, optional
         Coupling to use instead of ``Kronecker(rank)``, such as ``Dense()``.
     hidden : str, default="rectified"
@@ -44,7 +47,7 @@ class MVRBMClassifier(FineTunedClassifier):
     recipe : str or Recipe, default="default"
         Recipe for pretraining.
     n_epochs : int, optional
-        Number of fine-tuning epochs. Default: 30, or more if 30 epochs would be fewer than 1,000 updates.
+        Number of fine-tuning epochs. Default: 30, or more if 30 epochs would amount to fewer than 1,000 updates.
     batch_size : int, optional
         Number of samples per update. Default: one fortieth of the number of samples, but at least 16 and at most 100.
     learning_rate : float, default=0.003
@@ -56,10 +59,10 @@ class MVRBMClassifier(FineTunedClassifier):
     input_dropout : float, default=0.0
         Fraction of the entries of each sample to drop in each update.
     weight_decay : float, default=0.0
-        Weight decay coefficient for AdamW. Biases do not decay.
+        Weight decay coefficient for AdamW. Weight decay is not applied to biases.
     averaging : float, default=0.0
-        Decay rate for an exponential moving average of the parameters, such as 0.999. Predictions use the average. If
-        0, averaging is disabled.
+        Decay rate for an exponential moving average of the parameters, such as 0.999. Predictions use the averaged
+        parameters. If 0, averaging is disabled.
     perturbation : float or "auto", default="auto"
         Perturbation distance for virtual adversarial training. The loss includes the change in the predictions (KL
         divergence) when a sample moves by this distance in the direction in which the predictions change most.
@@ -67,10 +70,11 @@ class MVRBMClassifier(FineTunedClassifier):
         disabled. ``"auto"`` uses 0.17 times the median distance from a sample to the nearest sample of another class
         (1.2 for 28x28 digit images).
     certainty : float, default=0.0
-        Weight of the entropy of the predictions for perturbed unlabeled samples, which is added to the loss. A positive
-        weight moves class boundaries away from the samples.
+        Coefficient of an entropy term in the loss, which is computed from the predictions for perturbed unlabeled
+        samples. Positive values push class boundaries away from the samples.
     unlabeled_batch_size : int, default=256
-        Number of unlabeled samples per update. Used if `fit` receives unlabeled samples and `perturbation` is positive.
+        Number of unlabeled samples per update. Used only if `fit` receives unlabeled samples and `perturbation` is
+        positive.
     early_stopping : bool, default=False
         Whether to hold out samples for validation, stop training when the validation error no longer improves, and keep
         the best parameters.
@@ -91,7 +95,7 @@ class MVRBMClassifier(FineTunedClassifier):
         The pretrained stack, which fine-tuning does not modify, or None if there was no pretraining or the model was
         loaded from a folder.
     history_ : list of dict
-        Training loss of each epoch and, with early stopping, the error on the held-out samples.
+        One dict per epoch, with the training loss and, if early stopping is enabled, the error on the held-out samples.
     visible_shape_ : tuple of int
         Shape of a sample.
     n_parameters_ : int
@@ -130,7 +134,9 @@ class DeepMVRBMClassifier(FineTunedClassifier):
 
     .. math:: Z_l = a(W_l Z_{l-1} + C_l), \qquad p(\text{class} \mid X) = \mathrm{softmax}(A \,\mathrm{vec}\, Z_L + d)
 
-    With ``Dense`` couplings and ``hidden="bernoulli"``, this model is the classic fine-tuned deep belief network.
+    Here, :math:`Z_0 = X`, and :math:`a` is the activation function of the hidden units. Layer :math:`l` has weights
+    :math:`W_l` and biases :math:`C_l`, and the softmax layer has weights :math:`A` and biases :math:`d`. With ``Dense``
+    couplings and ``hidden="bernoulli"``, this model is the classic fine-tuned deep belief network.
 
     Parameters
     ----------

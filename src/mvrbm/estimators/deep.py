@@ -112,7 +112,7 @@ class DeepMVRBM(SingleLayerRBM):
         return build_stack(units[VISIBLE], self.layers, rank=self.rank, hidden=self.hidden)
 
     def prepare(self, X: Any, mask: Any = None) -> NoReturn:
-        """Raise ValueError because each machine in a stack has its own trainer and training data."""
+        """Not supported for stacks, in which each machine has its own trainer and training data. Raises ValueError."""
         raise ValueError("prepare is not supported for stacks because each machine has its own trainer; use fit")
 
     def _train_all(
@@ -171,7 +171,7 @@ class DeepMVRBM(SingleLayerRBM):
 
     @torch.no_grad()
     def _training_data(self, layers: Mapping[str, Any], number: int, rng: RandomSource) -> Any:
-        """Return the training data for machine `number`, of shape (n, *visible shape of the machine)."""
+        """Return training data of shape (n, *visible shape) for machine `number`."""
         if number == 0:
             return layers[VISIBLE]
         below = self.machines_[number - 1]
@@ -185,7 +185,7 @@ class DeepMVRBM(SingleLayerRBM):
     # -- features ---------------------------------------------------------------------------------
 
     def _count(self, layer: int) -> int:
-        """Return the number of machines up to and including the given hidden layer."""
+        """Return the number of machines up to and including the one with the given hidden layer."""
         size = len(self._machines)
         if not -size <= layer < size:
             raise ValueError(f"layer must be in the range {-size} to {size - 1}, got {layer}")
@@ -218,8 +218,8 @@ class DeepMVRBM(SingleLayerRBM):
     def components(self, which: ArrayLike | None = None, layer: int = -1) -> Array:
         r"""Return the weights of hidden units as filters of shape (n, \*visible_shape).
 
-        The filter of unit `k` in layer `l` is :math:`W_1^\top \cdots W_l^\top e_k`. This approximation treats all units
-        as linear.
+        The filter of unit `k` in layer `l` is :math:`W_1^\top \cdots W_l^\top e_k`, where :math:`e_k` is a standard
+        basis vector. This approximation treats all units as linear.
 
         Parameters
         ----------
@@ -252,7 +252,7 @@ class DeepMVRBM(SingleLayerRBM):
         return hidden
 
     def _as_hidden(self, values: Tensor, number: int) -> Tensor:
-        """Clamp visible values of machine `number` to the range of the hidden layer below it."""
+        """Clamp the visible values of machine `number` to the range of the hidden layer below it."""
         return values.clamp(*self.machines_[number - 1].hidden.statistic_bounds) if number else values
 
     # -- samples ----------------------------------------------------------------------------------
@@ -303,11 +303,12 @@ class DeepMVRBM(SingleLayerRBM):
     # -- scores -----------------------------------------------------------------------------------
 
     def score_samples(self, X: Any, *, exact: bool = False) -> Array:
-        r"""Return log-probabilities given the reconstructed lowest hidden layer, as an array of shape (n,).
+        r"""Return the log-probability of each sample given its reconstructed lowest hidden layer.
 
-        The score is :math:`\log p_1(X \mid \hat Y_1)`, where :math:`\hat Y_1` is computed by propagating means up
-        through the stack and back down. The score measures the quality of the reconstruction and is not a likelihood
-        under the model. It is always exact, so `exact` has no effect.
+        The result is an array of shape (n,). The score of a sample is :math:`\log p_1(X \mid \hat Y_1)`, where
+        :math:`\hat Y_1` is computed by propagating means up through the stack and back down. The score measures the
+        quality of the reconstruction and is not a likelihood under the model. The computation is always exact, so
+        `exact` has no effect.
         """
         size = len(self._machines)
         bottom = self.machine_
@@ -331,7 +332,7 @@ class DeepMVRBM(SingleLayerRBM):
 
 
 def build_stack(visible: Unit, layers: Any, *, rank: int, hidden: str) -> list[BoltzmannMachine]:
-    """Build the machines of a stack on top of a visible layer, with the dtype of that layer.
+    """Build the machines of a stack on top of a visible layer. The machines have the dtype of that layer.
 
     See :class:`DeepMVRBM` for the parameters.
     """

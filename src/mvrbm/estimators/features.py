@@ -21,7 +21,7 @@ _LARGEST_DENSE = 2**26
 
 
 class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
-    """Mixin for feature extraction and for access to the learned parameters as arrays."""
+    """Mixin that extracts features and returns the learned parameters as arrays."""
 
     def hidden_maps(self, X: Any) -> Array:
         r"""Return the means of the hidden units as an array of shape (n, \*hidden_shape).
@@ -68,7 +68,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
         Parameters
         ----------
         X : array
-            Data, as for :meth:`fit`.
+            Data in a format that :meth:`fit` accepts.
         steps : int, default=1
             Number of passes. Each pass computes the hidden means and then the visible means.
 
@@ -126,7 +126,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
 
     @property
     def intercept_visible_(self) -> Any:
-        """Biases of shape (n_visible_features,), or a dict of arrays if there are several modalities.
+        """Visible biases of shape (n_visible_features,), or a dict of arrays if there are several modalities.
 
         The biases of Gaussian units are their means when all hidden units are zero.
         """
@@ -135,7 +135,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
 
     @property
     def intercept_hidden_(self) -> Array:
-        """Biases of the hidden layer, of shape (n_hidden,)."""
+        """Hidden biases of shape (n_hidden,)."""
         hidden = self._machines[-1].hidden
         return to_array(hidden.bias.expand(hidden.shape).flatten())
 
@@ -144,7 +144,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
         return math.prod(self._machines[-1].hidden.shape)
 
     def __sklearn_tags__(self) -> Any:
-        """Return scikit-learn tags, which declare that NaN is allowed and that float32 and float64 are preserved."""
+        """Return the scikit-learn tags, which allow NaN and declare that float32 and float64 are preserved."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self.learns_from_incomplete
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]

@@ -49,9 +49,9 @@ _TOP = {"top.weight": "weight", "top.bias": "bias"}
 
 @dataclass(frozen=True)
 class FineTuningLoss:
-    """Cross-entropy loss with dropout and, if `distance` is positive, virtual adversarial training.
+    """Cross-entropy loss with dropout, plus the virtual adversarial loss if `distance` is positive.
 
-    Calling the loss with sample indices returns the weighted sum of the losses of these samples.
+    Calling the loss with sample indices returns the weighted sum of the losses for these samples.
     """
 
     network: StructuredNetwork
@@ -82,7 +82,7 @@ class FineTuningLoss:
         return value + self.weight_of_batch * change.mean()
 
     def _drop(self, z: Tensor, layer: int) -> Tensor:
-        """Apply dropout to the data (layer -1) or to the activations in a layer."""
+        """Apply dropout to the activations in a layer, or to the data if the layer index is -1."""
         share = self.dropped[layer + 1]
         if not share:
             return z
@@ -131,7 +131,8 @@ class FineTunedClassifier(ArrayClassifier):
             Unlabeled samples. Pretraining uses these samples instead of `X`. If `perturbation` is positive, virtual
             adversarial training perturbs these samples instead of `X`.
         stack : DeepMVRBM, optional
-            Fitted stack with the same layers, to use instead of pretraining. `fit` does not modify it.
+            Fitted stack with the same layers as the classifier. If given, pretraining is skipped. `fit` does not modify
+            the stack.
         checkpoints : path, optional
             Checkpoint folder. The state is saved after each epoch. If the folder contains checkpoints, training resumes
             from them.
@@ -147,8 +148,8 @@ class FineTunedClassifier(ArrayClassifier):
         Notes
         -----
         Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
-        respectively. The classifier trained so far can then be used, unless it was still being pretrained. In that
-        case, or after an error, the classifier is restored to its state before `fit`.
+        respectively. If this happens during fine-tuning, the partially trained classifier remains usable. If it happens
+        during pretraining, or if an error occurs, the classifier is restored to its state before `fit`.
         """
         with undo_on_error(self):
             found = self._fit(X, y, sample_weight, unlabeled, stack, checkpoints, ignore_mismatch)
@@ -319,14 +320,14 @@ class FineTunedClassifier(ArrayClassifier):
         return torch.from_numpy(np.array(samples)).to(device)
 
     def _decaying_parameters(self) -> list[torch.nn.Parameter]:
-        """Return the parameters to which weight decay applies: all weights, but no biases."""
+        """Return the parameters to which weight decay applies: the weights, but not the biases."""
         couplings = [p for link in self.network_.links for p in link.parameters() if p.requires_grad]
         return [*couplings, self.network_.weight]
 
     # -- early stopping ---------------------------------------------------------------------------
 
     def _split(self, data: Labeled, rng: RandomSource) -> tuple[Labeled, Labeled | None]:
-        """Split the data into training samples and held-out samples, with the same fraction of each class.
+        """Split the data into training samples and held-out samples, stratified by class.
 
         If early stopping is disabled, the second result is None.
         """

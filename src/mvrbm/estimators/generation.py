@@ -39,7 +39,7 @@ class GenerationMixin(BaseRBM):
         Returns
         -------
         array, or dict of str to array if there are several modalities
-            Samples in the format of `init` if it is an array, or of the training data otherwise.
+            Samples, in the format of `init` if it is an array, or in the format of the training data otherwise.
         """
         check_is_fitted(self)
         whole_number(n, "n")
@@ -74,7 +74,7 @@ class GenerationMixin(BaseRBM):
     def inpaint(self, X: Any, mask: Any = None, *, steps: int = 100, burn_in: int = 50) -> Any:
         """Replace unknown entries with their means given the known entries.
 
-        For a sample without known entries, these are the means under the model.
+        If a sample has no known entries, the result contains the unconditional means under the model.
 
         Parameters
         ----------

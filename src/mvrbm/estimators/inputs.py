@@ -1,6 +1,6 @@
 """Validate the shape and dtype of the data passed to estimators and return one array per layer.
 
-Public methods use this module to validate their input exactly once. :mod:`mvrbm.estimators.batches` validates the
+Each public method uses this module exactly once to validate its input. :mod:`mvrbm.estimators.batches` validates the
 values when it splits the arrays into batches.
 """
 
@@ -106,7 +106,7 @@ class ArrayInput:
         return rows.reshape(len(rows), *self.visible_shape_), labels
 
     def _check_stored_rows(self, X: Rows, y: Any, *, reset: bool) -> tuple[Rows, Any]:
-        """Validate the shape and the labels of samples on disk, which scikit-learn does not support."""
+        """Validate the shape and the labels of samples on disk, which scikit-learn cannot validate."""
         labels = None if isinstance(y, str) else validate_data(self, "no_validation", y)
         if labels is not None:
             check_consistent_length(X, labels)
@@ -132,7 +132,10 @@ class ArrayInput:
         return shape
 
     def _outward(self, samples: Tensor, like: Any = None) -> Array:
-        """Convert samples to arrays or flattened rows, to match `like` if given and the training data otherwise."""
+        """Convert samples to the format of `like`: arrays or flattened rows.
+
+        If `like` is None, use the format of the training data.
+        """
         array: Array = samples.detach().cpu().numpy()
         as_arrays = self._takes_arrays if like is None else np.ndim(like) > 2
         return array if as_arrays else array.reshape(len(array), -1)
@@ -151,10 +154,9 @@ class ArrayInput:
 
 
 def without_wrapper(X: Any) -> Any:
-    """Convert tensors to arrays, and wrap PyTorch datasets to load samples on demand. Return other data unchanged.
+    """Convert tensors to arrays and wrap PyTorch datasets so that samples load on demand. Return other data unchanged.
 
-    A data loader is replaced with its dataset because estimators choose the order and the size of the batches
-    themselves.
+    A data loader is replaced with its dataset, because estimators choose their own batch order and batch size.
     """
     if isinstance(X, DataLoader):
         plain = isinstance(X.sampler, SequentialSampler | RandomSampler) and X.collate_fn is default_collate
@@ -177,7 +179,7 @@ def without_wrapper(X: Any) -> Any:
 
 
 def as_array(X: Any) -> Any:
-    """Return `X` if it has an `ndim` attribute, or convert it to an array. Raise ValueError for non-numeric values."""
+    """Convert `X` to an array unless it has an `ndim` attribute. Raise ValueError for non-numeric values."""
     if not hasattr(X, "ndim"):
         try:
             X = np.asarray(X)
@@ -201,7 +203,7 @@ def _not_numeric(column: Any) -> bool:
 
 
 def dtype_for(given: Any) -> Any:
-    """Return the dtype argument for scikit-learn's validation of `given`, or None to keep its dtype."""
+    """Return the `dtype` argument for validating `given` with scikit-learn, or None to keep the dtype of `given`."""
     dtype = getattr(given, "dtype", None)
     if dtype == np.uint8:
         return None
@@ -218,7 +220,7 @@ def by_modality(X: Any) -> dict[str, Any]:
 
 
 def _array_or_labels(part: Any, name: str) -> Any:
-    """Convert a modality to an array of numbers or labels. None represents a modality to predict."""
+    """Convert a modality to an array of numbers or labels. Return None for a modality to predict."""
     if isinstance(part, Tensor | Dataset | DataLoader):
         part = without_wrapper(part)
     try:
@@ -246,7 +248,7 @@ def _as_numbers(array: Array, name: str) -> Array:
 def read_modalities(X: Any, shapes: Mapping[str, tuple[int, ...]] | None) -> dict[str, Array]:
     """Validate the dtypes and shapes of the modalities and return one array per modality.
 
-    `shapes` contains the expected sample shape of each modality. If it is None, samples may have any shape.
+    `shapes` contains the expected sample shape of each modality. If `shapes` is None, samples can have any shape.
     """
     parts = by_modality(X)
     if shapes is not None:

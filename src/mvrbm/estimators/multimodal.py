@@ -33,6 +33,9 @@ class MMVRBM(ArrayRBM):
 
     .. math:: E = \sum_m [\varepsilon_m(X_m) - \langle Y, U_m X_m V_m^\top\rangle] - \langle C, Y\rangle
 
+    Here, :math:`X_m` is modality :math:`m`, :math:`\varepsilon_m(X_m)` is the energy of its units, :math:`Y` is the
+    hidden layer, :math:`C` is its bias, and :math:`U_m` and :math:`V_m` are weights.
+
     The data is a dict of arrays keyed by modality, or a tuple of arrays. The modalities in a tuple are named "0", "1",
     and so on. A modality can also be a vector of labels (integers or strings, with None or NaN for unknown labels) or
     an array of one-hot rows. Such a modality becomes a categorical layer with a ``Dense`` coupling, and `sample` can
@@ -48,11 +51,11 @@ class MMVRBM(ArrayRBM):
     rank : int, default=1
         Rank of the Kronecker couplings.
     coupling : Coupling, str, or dict of str to Coupling or str, optional
-        Coupling for all modalities, or a dict with one coupling per modality. The dict may omit labels. Default:
-        ``Kronecker(rank)``, and ``Dense()`` for labels and for samples whose number of axes differs from that of the
-        hidden layer.
+        Coupling for all modalities, or a dict with one coupling per modality. The dict can omit labels. Default:
+        ``Dense()`` for labels and for modalities whose samples have a different number of axes than the hidden layer,
+        and ``Kronecker(rank)`` for all other modalities.
     visible : str or dict of str to str, default="bernoulli"
-        Unit type for all modalities, or a dict with one unit type per modality. The dict may omit labels.
+        Unit type for all modalities, or a dict with one unit type per modality. The dict can omit labels.
     hidden, n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps, warm_start
         See :class:`~mvrbm.MVRBM`.
     backend, random_state, device, verbose
@@ -165,7 +168,7 @@ class MMVRBM(ArrayRBM):
         Parameters
         ----------
         X : dict or tuple of arrays
-            One or more of the modalities, but not all. The other modalities must be None or missing from the dict.
+            One or more of the modalities, but not all. The other modalities must be None or omitted from the dict.
         steps, burn_in : int
             See :meth:`MVRBM.inpaint`. Ignored when predicting a single label from complete modalities, because the
             class probabilities are then computed exactly.
@@ -173,8 +176,8 @@ class MMVRBM(ArrayRBM):
         Returns
         -------
         array, or dict of str to array if several modalities are predicted
-            For labels, the most probable class of each sample, of shape (n,). For other modalities, the means, of shape
-            (n, *shape).
+            For labels, an array of shape (n,) that contains the most probable classes. For other modalities, an array
+            of shape (n, *shape) that contains the means.
         """
         means = self._predicted_means(X, steps, burn_in)
         found = {
@@ -249,7 +252,7 @@ class MMVRBM(ArrayRBM):
         -------
         dict of str to array
             Samples, keyed by modality. Labels that were vectors in the training data are returned as vectors. If `mean`
-            is True, labels that are not fixed are the most probable labels.
+            is True, labels that are not fixed are set to the most probable class.
         """
         check_is_fitted(self)
         if label is None:
@@ -319,7 +322,7 @@ def _known_labels(y: Array) -> NDArray[np.bool_]:
 
 
 def _one_hot(y: Array, known: NDArray[np.bool_], classes: Array) -> Array:
-    """Convert labels to uint8 one-hot rows. If there are unknown labels, return floats with NaN for these labels."""
+    """Convert labels to uint8 one-hot rows. If any labels are unknown, return floats with NaN in their rows."""
     codes = label_codes(y[known], classes, None).long().numpy()
     rows: Array = np.eye(len(classes), dtype=np.uint8)[codes]
     if known.all():
@@ -332,8 +335,8 @@ def _one_hot(y: Array, known: NDArray[np.bool_], classes: Array) -> Array:
 def _by_modality(value: Any, names: Sequence[str], parameter: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dict with the value of a parameter for each modality.
 
-    If `value` is a dict, it may omit modalities that have a default. Otherwise, it applies to all modalities without a
-    default.
+    If `value` is a dict, it can omit modalities that have a default. Otherwise, `value` applies to all modalities
+    without a default.
     """
     by_name = isinstance(value, Mapping)
     values = {**defaults, **value} if by_name else {**dict.fromkeys(names, value), **defaults}

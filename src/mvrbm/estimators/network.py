@@ -27,8 +27,9 @@ class StructuredNetwork(nn.Module):
 
     .. math:: z_0 = T(x - o), \qquad z_l = a(W_l z_{l-1} + c_l), \qquad \text{logits} = A z_L + d
 
-    Here, :math:`o` is the mean for Gaussian data and zero for other data, and :math:`a` is the activation function of
-    the units: the sigmoid for Bernoulli layers and :math:`\max(0, \cdot)` for rectified layers.
+    Here, :math:`T` is the sufficient statistic of the visible units, :math:`o` is the mean for Gaussian data and zero
+    for other data, and :math:`a` is the activation function of the units: the sigmoid for Bernoulli layers and
+    :math:`\max(0, \cdot)` for rectified layers.
 
     Parameters
     ----------
@@ -67,13 +68,14 @@ class StructuredNetwork(nn.Module):
     def inputs(self, x: Tensor, number: int = 0) -> Tensor:
         """Return the input to the coupling of machine `number`, with the same shape as `x`.
 
-        The input is the sufficient statistic of the values `x` of the visible layer. Gaussian values are centered.
+        The input is the sufficient statistic of `x`, the values of the visible layer. Gaussian values are centered
+        first.
         """
         unit = self.stack[number].layers[VISIBLE]
         return unit.statistic(x - unit.bias if unit.arbitrary_zero else x)
 
     def features(self, x: Tensor, drop: Drop | None = None) -> Tensor:
-        """Return the activations of the top layer, of shape (n, *hidden shape).
+        """Return the activations of the top layer as a tensor of shape (n, *hidden shape).
 
         If given, `drop` is applied to the data and to the activations of each layer.
         """
@@ -87,7 +89,7 @@ class StructuredNetwork(nn.Module):
         return z
 
     def forward(self, x: Tensor, drop: Drop | None = None) -> Tensor:
-        """Return the logits, of shape (n, n_classes)."""
+        """Return logits of shape (n, n_classes)."""
         return self.features(x, drop).flatten(1) @ self.weight.T + self.bias
 
     @torch.no_grad()
@@ -101,7 +103,8 @@ class StructuredNetwork(nn.Module):
     def initialize(self, x: Tensor, weights: Tensor, rng: RandomSource) -> None:
         """Initialize the weights randomly, with a scale that keeps activations from saturating or vanishing.
 
-        The scale is computed from samples `x` of shape (n, *visible shape) with `weights` of shape (n,).
+        The scale is computed from the samples `x` of shape (n, *visible shape). `weights` contains the sample weights
+        and has shape (n,).
         """
         share = weights / weights.sum()
         for number, machine in enumerate(self.stack):
@@ -126,7 +129,7 @@ def field_of(link: Coupling, x: Tensor) -> Tensor:
     """Compute `link.to_hidden(x)`, using plain matrix products for Kronecker couplings between matrices.
 
     Intermediate arrays have the layout (I, n, J), so that each step is a single matrix product over the whole batch.
-    With autograd, this is about one third faster than `to_hidden`.
+    With autograd, this is about one third faster than calling `to_hidden`.
     """
     factors = link.matrix_factors()
     if factors is None:
@@ -158,9 +161,9 @@ def virtual_adversarial_loss(
     r"""Return the virtual adversarial loss of each sample, as a tensor of shape (n,).
 
     The loss is the divergence :math:`\mathrm{KL}(p(\cdot \mid x) \,\|\, p(\cdot \mid x + r))`, where :math:`r` points
-    in the direction in which the predictions change most. The first distribution is held constant. The length of
+    in the direction in which the predictions change most. The first distribution is treated as a constant. The norm of
     :math:`T(r)`, in which Gaussian entries are measured in standard deviations, is `distance`. The direction is found
-    by one step of power iteration: it is the gradient of the divergence at a random point on the sphere. The loss also
+    by one step of power iteration, as the gradient of the divergence for a random :math:`r` of this norm. The loss also
     includes the entropy of the predictions at :math:`x + r`, multiplied by `certainty`.
 
     References

@@ -68,11 +68,11 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     r"""Outlier and novelty detection by masked prediction with a Boltzmann machine.
 
     The detector trains a machine on the data. To score a sample, it masks half of the entries, in blocks, and predicts
-    them from the other half. The score is the mean difference between the machine's predicted variances and the squared
-    errors. Samples may be rows, matrices or arrays of any order. Missing entries (NaN) are ignored.
+    them from the other half. The score is the mean over all entries of the predicted variance minus the squared error.
+    Samples can be rows, matrices or arrays of any order. Missing entries (NaN) are ignored.
 
     Non-numeric columns of a data frame are treated as categorical. Each category becomes a column of zeros and ones,
-    and all columns for the same feature are masked together. For categories that are not in the training data, all of
+    and all columns for the same feature are masked together. For a category that is not in the training data, all of
     these columns are 0.
 
     Parameters
@@ -80,7 +80,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     hidden_shape : tuple of int, optional
         Shape of the hidden layer, with as many axes as a sample. Default: the shape of a sample, limited to 32 units
         per axis, or to 256 units if samples are rows. If rows have more than 1,024 columns, the number of units is also
-        limited to the number of samples (at least 16).
+        limited to the number of samples, or to 16 if there are fewer samples.
     rank : int, default=8
         Rank of the Kronecker coupling for matrices and tensors. Rows and arrays with at most 256 entries use a
         ``Dense`` coupling instead.
@@ -90,18 +90,18 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     visible_shape : tuple of int, optional
         Shape of a sample if the input has shape (n, n_features). If None, each row is a vector.
     contamination : "auto" or float, default="auto"
-        Fraction of outliers in the training data, in the range (0, 0.5]. It determines the threshold `offset_`.
+        Fraction of outliers in the training data, in the range (0, 0.5], which determines the threshold `offset_`.
         ``"auto"`` sets the threshold to ``median - 2.5 * (median - p10)``, where ``p10`` is the 10th percentile of the
         training scores.
     block_shape : tuple of int, optional
         Shape of the blocks to mask. Default: one seventh of each axis, or single entries if samples are rows.
     n_masks : int, default=10
-        Number of masks. It must be even, because masks come in pairs: the second mask of a pair hides the blocks that
-        the first mask shows.
+        Number of masks. Must be even, because masks come in pairs: the second mask of a pair hides the blocks that the
+        first mask shows.
     n_epochs : int, optional
         Number of epochs. Default: enough epochs for 3,000 updates, or fewer (at least 100) if rows have more than
         1,024 columns.
-    batch_size, learning_rate : optional
+    batch_size, learning_rate
         See :class:`MVRBM`.
     recipe : str or Recipe, default="generative"
         Training settings. See :class:`MVRBM`.
@@ -118,8 +118,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         The model trained on the data.
     dispersion_ : float
         Ratio of the squared errors to the machine's predicted variances on the training data. Scores multiply the
-        predicted variances by this factor. It is less than 1 for grayscale data, because Bernoulli units predict the
-        variances of binary values.
+        predicted variances by this factor. The ratio is less than 1 for grayscale data, because Bernoulli units predict
+        the variances of binary values.
     offset_ : float
         Score threshold. Samples with lower scores are outliers.
     n_features_in_, feature_names_in_
@@ -156,7 +156,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     # -- training ---------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        r"""Train the detector on data that may contain some outliers.
+        r"""Train the detector on data that may contain outliers.
 
         Parameters
         ----------
@@ -208,7 +208,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
             raise ValueError(f"n_masks must be even because masks come in pairs, got {self.n_masks}")
 
     def _new_model(self, data: Array, n: int) -> TVRBM:
-        """Create an untrained model for `n` samples of the kind in `data`, with all automatic settings resolved."""
+        """Create an untrained model for `n` samples like those in `data`, with all automatic settings resolved."""
         shape = data.shape[1:] if self.visible_shape is None else as_shape(self.visible_shape, "visible_shape")
         recipe = as_recipe(self.recipe)
         batch_size = whole_number(recipe.batch_size if self.batch_size is None else self.batch_size, "batch_size")
@@ -269,11 +269,11 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     def explain(self, X: Any) -> Array:
         """Return an anomaly map for each sample, as an array with the shape of X.
 
-        The map shows how unlikely each entry is given the other entries. Its values are the squared errors minus the
-        predicted variances of the entries when their blocks are masked. One eighth of the blocks are masked at a time.
-        The map is smoothed over neighboring entries, with a window half a block wide, and missing entries (NaN) count
-        as 0. Values far above 0 are anomalous. For Gaussian units, errors are measured in standard deviations. The
-        value of a categorical column is the sum over its categories. Columns that are not part of the model count as 0.
+        The map shows how unlikely each entry is given the other entries. The value of an entry is its squared error
+        minus its predicted variance when its block is masked. One eighth of the blocks are masked at a time. Missing
+        entries (NaN) count as 0. The map is smoothed with a moving average whose window is about half a block wide.
+        Values far above 0 are anomalous. For Gaussian units, errors are measured in standard deviations. The value of a
+        categorical column is the sum over its categories. Columns that are not part of the model have the value 0.
         """
         check_is_fitted(self)
         unit = self.model_.machine_.layers[VISIBLE]
@@ -290,7 +290,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return np.asarray(maps.reshape(shape))
 
     def _read(self, X: Any, *, reset: bool) -> Any:
-        r"""Validate the shape and dtype of the data and return it with shape (n, \*shape) or (n, n_features).
+        r"""Validate the shape and dtype of the data and return an array of shape (n, \*shape) or (n, n_features).
 
         The values are validated later, when the model is trained or when batches are scored.
         """
@@ -313,7 +313,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return checked.reshape(given.shape) if given.ndim > 2 else checked
 
     def _read_table(self, X: Any, *, reset: bool) -> Array:
-        """Validate a table with categorical columns and return it with one column per category."""
+        """Validate a table with categorical columns and return an array with one column per category."""
         if self.visible_shape is not None:
             raise ValueError(f"visible_shape must be None for tables with text columns, got {self.visible_shape}")
         if not reset:
@@ -327,7 +327,11 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return self._encoding.encode(checked)
 
     def _mask_shape(self, unit: Unit) -> tuple[int, ...]:
-        """Return the shape of a mask, which covers the columns of a mixed table or the sites of the visible layer."""
+        """Return the shape of a mask.
+
+        For tables with non-numeric columns, a mask has one entry per column. Otherwise, it has one entry per site of
+        the visible layer, where a site is a single entry or a one-hot vector.
+        """
         return (len(self._encoding.widths),) if self._encoding.is_mixed else unit.site_shape
 
     def _block(self, unit: Unit) -> tuple[int, ...]:
@@ -424,7 +428,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return encoding, n_columns
 
     def __sklearn_tags__(self) -> Any:
-        """Return scikit-learn tags, which declare support for NaN."""
+        """Return the scikit-learn tags, which declare that NaN is supported."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags

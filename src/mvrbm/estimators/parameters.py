@@ -1,7 +1,7 @@
 """Parameters shared by estimators, and their conversion to recipes, units, couplings and seeds.
 
-Estimators are dataclasses only so that `__init__`, which scikit-learn inspects, is generated from the fields of the
-class and its bases. :mod:`mvrbm.estimators.persistence` saves and loads the parameters.
+Estimators are dataclasses, so that `__init__`, which scikit-learn inspects, is generated from the fields of the class
+and its base classes. :mod:`mvrbm.estimators.persistence` saves and loads the parameters.
 """
 
 import dataclasses
@@ -67,8 +67,8 @@ class TrainingParameters:
         Raises
         ------
         MemoryLimitError
-            If there is not enough memory to train the units with batches of this size. Raised before the units are
-            created.
+            If there is not enough memory to train the units with batches of size `batch_size`. The error is raised
+            before the units are created.
         """
         samples_per_process = -(-batch_size // World.here().size)
         check_hidden_memory(shape, samples_per_process, like)

@@ -55,8 +55,8 @@ class SavedEstimator(BaseEstimator):
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Save the fitted model to a folder and return the path of the folder.
 
-        Use :func:`mvrbm.load` to load the model. If the folder already contains a model, the model is replaced if
-        `overwrite` is True, and StorageError is raised otherwise. A folder that contains other files is never replaced.
+        Use :func:`mvrbm.load` to load the model. If the folder already contains a model, `save` replaces that model if
+        `overwrite` is True and raises StorageError otherwise. A folder that contains other files is never replaced.
         """
         return self._save(folder, overwrite)
 
@@ -114,10 +114,10 @@ class SavedEstimator(BaseEstimator):
         return {"class": type(self).__name__, "params": {name: _to_json(value) for name, value in params.items()}}
 
     def _warn_once(self, reason: str | None, advice: str = "") -> None:
-        """Warn at most once that the model was trained in a way that leads to poor samples.
+        """Issue a warning, at most once, that the model was trained in a way that leads to poor samples.
 
-        `reason` describes the training, such as "with mode='hybrid'". If it is None, there is no warning. `advice`
-        lists settings to recommend in addition to ``recipe='generative'``.
+        `reason` describes the training, such as "with mode='hybrid'". If `reason` is None, no warning is issued.
+        `advice` lists settings to recommend in addition to ``recipe='generative'``.
         """
         if reason is None or getattr(self, "_warned", False):
             return
@@ -174,7 +174,7 @@ def saved_names(estimator: Any) -> list[str] | None:
 
 
 def forget_names(estimator: Any) -> None:
-    """Discard the column names of earlier training data because the new data has none."""
+    """Discard the column names of earlier training data. Call this function if the new data has no column names."""
     vars(estimator).pop("feature_names_in_", None)
 
 

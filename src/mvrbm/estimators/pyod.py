@@ -27,7 +27,8 @@ def _make_class() -> type:
         contamination : float, default=0.1
             Fraction of outliers in the training data, in the range (0, 0.5].
         detector : MVRBMOutlierDetector, optional
-            The detector to use. Its `contamination` parameter is ignored. Default: ``MVRBMOutlierDetector()``.
+            The detector to clone and train. Its `contamination` parameter is ignored. Default:
+            ``MVRBMOutlierDetector()``.
 
         Attributes
         ----------
@@ -46,7 +47,7 @@ def _make_class() -> type:
             self.detector = detector
 
         def fit(self, X: Any, y: Any = None) -> Self:
-            """Train the detector and return it. `y` is ignored."""
+            """Train the detector and return the estimator. `y` is ignored."""
             with undo_on_error(self):
                 self._set_n_classes(y)
                 self.detector_ = (MVRBMOutlierDetector() if self.detector is None else clone(self.detector)).fit(X)
@@ -55,7 +56,7 @@ def _make_class() -> type:
             return self
 
         def decision_function(self, X: Any) -> NDArray[np.floating[Any]]:
-            """Return the outlier score of each sample, as an array of shape (n,). Higher scores are more abnormal."""
+            """Return the outlier score of each sample, as an array of shape (n,). Outliers have higher scores."""
             return -self.detector_.score_samples(X)
 
     # Pickle looks up the class by these names.

@@ -50,13 +50,15 @@ class SingleLayerRBM(ArrayInput, ArrayRBM):
 @register("TVRBM")
 @dataclass(eq=False, repr=False)
 class TVRBM(SingleLayerRBM):
-    r"""Tensor-variate restricted Boltzmann machine for samples of any order.
+    r"""Tensor-variate restricted Boltzmann machine for samples with any number of axes.
 
     .. math::
 
         E(X, Y) = -\langle Y, X \times_1 U_1 \cdots \times_D U_D\rangle - \langle B, X\rangle - \langle C, Y\rangle
 
-    If `rank` is greater than 1, the coupling is the sum of `rank` such products.
+    This is the energy for Bernoulli units. Here, :math:`X` and :math:`Y` are the visible and hidden layers, :math:`B`
+    and :math:`C` are their biases, and :math:`\times_d U_d` multiplies axis :math:`d` by the matrix :math:`U_d`. If
+    `rank` is greater than 1, the first term is a sum of `rank` such products.
 
     Parameters
     ----------
@@ -99,6 +101,9 @@ class MVRBM(TVRBM):
 
     .. math:: E(X, Y) = -\langle Y, \textstyle\sum_r U_r X V_r^\top\rangle - \langle B, X\rangle - \langle C, Y\rangle
 
+    This is the energy for Bernoulli units. Here, :math:`X` and :math:`Y` are the visible and hidden layers, :math:`B`
+    and :math:`C` are their biases, and :math:`U_r` and :math:`V_r` are the weights.
+
     Parameters
     ----------
     hidden_shape : tuple of int, optional
@@ -127,7 +132,8 @@ class MVRBM(TVRBM):
         Negative phase: contrastive divergence, persistent contrastive divergence, or persistent contrastive divergence
         with parallel tempering. Default: the recipe's negative phase (``"cd"`` in the default recipe).
     n_chains : int, optional
-        Number of persistent chains, for ``"pcd"`` and ``"tempered"``. Default: 100, or the recipe's value.
+        Number of persistent chains. Supported only for ``"pcd"`` and ``"tempered"``. Default: the recipe's value, or
+        100 if `negative` is given.
     gibbs_steps : int, optional
         Number of Gibbs steps per update. Default: the recipe's value (1 in the default recipe).
     warm_start : bool, default=False
@@ -191,6 +197,9 @@ class RBM(SingleLayerRBM):
     r"""Classic restricted Boltzmann machine.
 
     .. math:: E(x, y) = -y^\top W x - b^\top x - c^\top y
+
+    This is the energy for Bernoulli units. Here, :math:`x` and :math:`y` are the visible and hidden layers, :math:`b`
+    and :math:`c` are their biases, and :math:`W` is the weight matrix.
 
     Parameters
     ----------

@@ -14,20 +14,20 @@ _SCORED_SITES = 16
 
 
 class ScoringMixin(BaseRBM):
-    """Mixin for the pseudo-log-likelihood, log-likelihood and free energy of samples."""
+    """Mixin that computes the pseudo-log-likelihood, log-likelihood and free energy of samples."""
 
     def score_samples(self, X: Any, *, exact: bool = False) -> Array:
         """Return the pseudo-log-likelihood of each sample, as an array of shape (n,).
 
         By default, the result for samples with more than 16 entries is an unbiased estimate that combines the exact
-        conditional probabilities of 16 entries with approximations for all other entries. See
-        :func:`mvrbm.likelihood.pseudo_log_likelihood`. The estimate is deterministic and takes less time than one
-        training epoch.
+        conditional probabilities of 16 randomly selected entries with approximations for all other entries. The
+        selection uses a fixed seed, so the estimate is reproducible. It takes less time than one training epoch. See
+        :func:`mvrbm.likelihood.pseudo_log_likelihood`.
 
         Parameters
         ----------
         X : array
-            Data, as for :meth:`fit`.
+            Data in a format that :meth:`fit` accepts.
         exact : bool, default=False
             Whether to compute the conditional probability of every entry exactly.
         """
@@ -54,7 +54,7 @@ class ScoringMixin(BaseRBM):
         X : array
             Data without missing entries.
         n_chains : int, default=100
-            Number of annealing chains in each direction.
+            Number of annealing chains in each direction (forward and reverse).
         n_steps : int, default=1000
             Number of annealing steps.
         burn_in : int, optional
@@ -77,7 +77,7 @@ class ScoringMixin(BaseRBM):
         """Return the free energy of each sample in nats, as an array of shape (n,).
 
         The free energy is the negative log-likelihood minus log Z, so differences in free energy between samples equal
-        negative differences in log-likelihood. For stacks, it is the free energy under the lowest machine.
+        negative differences in log-likelihood. For stacks, the result is the free energy under the lowest machine.
         """
         check_is_fitted(self)
         return self._map_batches(X, lambda batch: self.machine_.free_energy(batch, check=False))

@@ -51,9 +51,9 @@ class Sweep:
     Parameters
     ----------
     estimator : RBM, MVRBM or TVRBM
-        The estimator to train. The sweep trains clones of it.
+        The estimator to train. The sweep trains clones and does not modify the estimator itself.
     grid : mapping of str to sequence, or sequence of such mappings
-        Mapping from parameter names to values to try, as in scikit-learn's `ParameterGrid`. It may contain
+        Mapping from parameter names to values to try, as in scikit-learn's `ParameterGrid`. The names can include
         `random_state`.
     scoring : callable, optional
         Function with the signature ``scoring(estimator, X, y)`` that returns the score of a fitted estimator on
@@ -111,8 +111,8 @@ class Sweep:
         y : array of shape (n,), optional
             Labels to pass to `scoring`.
         checkpoints : path, optional
-            Checkpoint folder. Each candidate is saved after each epoch, and training resumes from existing checkpoints.
-            With checkpoints, candidates are trained one after another.
+            Checkpoint folder. The state of each candidate is saved after each epoch, and training resumes from existing
+            checkpoints. With checkpoints, candidates are trained one after another.
         ignore_mismatch : bool, default=False
             Whether to resume from checkpoints even if they were saved with different data or settings. If False, such
             checkpoints raise an error.
@@ -124,8 +124,8 @@ class Sweep:
 
         Notes
         -----
-        If `fit` raises an exception, including KeyboardInterrupt, the sweep is restored to its previous state. With
-        `checkpoints`, another call to `fit` continues the training runs.
+        If `fit` raises an exception, including KeyboardInterrupt, the sweep is restored to its previous state. If
+        `checkpoints` was given, calling `fit` again resumes the training runs.
         """
         with undo_on_error(self):
             self._fit(np.asarray(X), y, checkpoints, ignore_mismatch)

@@ -71,10 +71,10 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
 
     .. math:: E(x, y) = -\sum_k x_k (b_k + \langle w_k, y\rangle) - \langle c, y\rangle
 
-    Here, :math:`x_k` is the number of occurrences of word `k` in a document, and `y` is a vector of binary topics.
-    Given the topics, all words in a document are drawn from the same distribution,
-    :math:`\mathrm{softmax}(b + W y)`. Topics combine by multiplying word probabilities, whereas in latent Dirichlet
-    allocation they combine by mixing (adding) them.
+    Here, :math:`x_k` is the number of occurrences of word `k` in a document, `y` is a vector of binary topics, `b` and
+    `c` are biases, and :math:`w_k`, which is row `k` of `W`, contains the weights of word `k`. Given the topics, all
+    words in a document are drawn from the same distribution, :math:`\mathrm{softmax}(b + W y)`. Topics combine by
+    multiplying their word probabilities, whereas latent Dirichlet allocation mixes (adds) them.
 
     The model is trained by contrastive divergence with Adam, because Adam's step size does not depend on the frequency
     of a word.
@@ -105,7 +105,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
     machine_ : BoltzmannMachine
         The fitted machine.
     trainer_ : Trainer or None
-        The most recent trainer, or None if the model was loaded from a folder.
+        The trainer used in the most recent training run, or None if the model was loaded from a folder.
     components_ : array of shape (n_components, n_features)
         Weights. Entry (j, k) is the amount that topic j adds to the unnormalized log-probability of word k.
     intercept_visible_ : array of shape (n_features,)
@@ -172,11 +172,11 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
             matrices are converted to dense arrays one batch at a time.
         y : None
             Not used, present here for API consistency by convention.
-        callbacks : sequence of Callback
+        callbacks : sequence of Callback, default=()
             Callbacks to pass to the trainer. See :mod:`mvrbm.training`.
         resume : path, optional
             Checkpoint folder. If the folder contains checkpoints, training resumes from the most recent one.
-        ignore_mismatch : bool
+        ignore_mismatch : bool, default=False
             Whether to resume from a checkpoint even if it was saved with different data or settings. If False, such a
             checkpoint raises an error.
 
@@ -188,7 +188,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         Notes
         -----
         Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
-        respectively. The model trained so far can then be used, and `interrupted_` is True. After an error or a second
+        respectively. The partially trained model remains usable, and `interrupted_` is True. After an error or a second
         Ctrl-C, the model is restored to its state before `fit`.
         """
         continues = self.warm_start and hasattr(self, "machine_")
@@ -221,7 +221,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         return self
 
     def _prepare(self, X: Any, *, continues: bool) -> Any:
-        """Validate documents and return the word counts. Create a new machine unless training continues."""
+        """Validate documents and return the word counts. Create a new machine unless training an existing one."""
         counts = self._counts(X, reset=not continues)
         if (longest := float(counts.sum(1).max())) > _LONGEST:
             raise ValueError(
@@ -267,19 +267,19 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
 
     @property
     def components_(self) -> Array:
-        """Weights of the topics, of shape (n_components, n_features)."""
+        """Topic weights of shape (n_components, n_features)."""
         check_is_fitted(self)
         return to_array(self.machine_.links[WORDS].dense())
 
     @property
     def intercept_visible_(self) -> Array:
-        """Biases of the words, of shape (n_features,)."""
+        """Word biases of shape (n_features,)."""
         check_is_fitted(self)
         return to_array(self.machine_.layers[WORDS].bias)
 
     @property
     def intercept_hidden_(self) -> Array:
-        """Biases of the topics, of shape (n_components,)."""
+        """Topic biases of shape (n_components,)."""
         check_is_fitted(self)
         return to_array(self.machine_.hidden.bias)
 
@@ -334,8 +334,8 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
     def perplexity(self, X: Any, observed: Any = None) -> float:
         r"""Return the perplexity of words given other words from the same documents (document completion).
 
-        The perplexity is :math:`\exp(-\sum \log p / n)` over all `n` scored words. A uniform distribution over words
-        has a perplexity equal to the vocabulary size.
+        The perplexity is :math:`\exp(-\frac{1}{N} \sum \log p)`, where the sum is over all :math:`N` scored words. A
+        uniform distribution over words has a perplexity equal to the vocabulary size.
 
         Parameters
         ----------
@@ -362,7 +362,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         return float(np.exp(-total / n_words))
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return the mean log-probability per word given half of the document, which is ``-log(perplexity)``."""
+        """Return the mean log-probability per scored word, which is ``-log(perplexity)``. See :meth:`perplexity`."""
         return -float(np.log(self.perplexity(X)))
 
     def _log_next_word(self, batch: Tensor) -> Tensor:
@@ -421,7 +421,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         restore_names(self, described["feature_names"])
 
     def __sklearn_tags__(self) -> Any:
-        """Return scikit-learn tags, which declare sparse, nonnegative input and float32 output."""
+        """Return the scikit-learn tags, which declare support for sparse, nonnegative input and float32 output."""
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.input_tags.positive_only = True

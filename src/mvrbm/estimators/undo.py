@@ -10,7 +10,7 @@ from torch import nn
 
 @contextlib.contextmanager
 def undo_on_error(estimator: Any, trained_in_place: Iterable[nn.Module] = ()) -> Iterator[None]:
-    """Restore all attributes of an estimator if the context ends with an exception, including KeyboardInterrupt.
+    """Context manager that restores all attributes of an estimator if an exception occurs, including KeyboardInterrupt.
 
     A new estimator then remains unfitted, and a fitted estimator returns to its previous state. If the context trains
     existing modules in place, pass them as `trained_in_place`, so that their parameters are restored too.

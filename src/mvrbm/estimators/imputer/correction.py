@@ -1,10 +1,10 @@
-"""Nonlinear correction to linear predictions, computed by two machines that are trained to predict hidden entries.
+"""Nonlinear correction to linear predictions, computed by two machines that are trained to predict masked entries.
 
 The lower machine has the visible layers `value` (a sample with initial predictions for the unknown entries) and `known`
 (a mask of the known entries). The upper machine has the visible layers `below` (the hidden layer of the lower machine)
-and `filled`, which computes the corrected predictions. Data passes from `value` and `known` up through both machines
-and back down to `filled`. The machines are trained by backpropagating the squared error, as in the
-multi-prediction training of Goodfellow et al., "Multi-prediction deep Boltzmann machines", NeurIPS (2013).
+and `filled`, whose means are the corrected predictions. Data passes from `value` and `known` up through both machines
+and back down to `filled`. The machines are trained by backpropagating the squared error, as in the multi-prediction
+training of Goodfellow et al., "Multi-prediction deep Boltzmann machines", NeurIPS (2013).
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Correction(nn.Module):
     def new(cls, size: int, hidden: str, n_hidden: int, filled: str, rng: RandomSource, like: Tensor) -> Correction:
         """Create an untrained correction for samples of `size` standardized entries.
 
-        An untrained correction barely changes predictions. `hidden` and `filled` are the unit types of the hidden
-        layers and of the layer `filled`.
+        An untrained correction leaves the predictions almost unchanged. `hidden` is the unit type of the hidden layers,
+        and `filled` is the unit type of the layer `filled`.
         """
         below = {"value": Gaussian(size), "known": Bernoulli(size)}
         above = {"below": Gaussian(n_hidden), "filled": make_unit(filled, size)}
@@ -88,7 +88,7 @@ class Correction(nn.Module):
 
     @property
     def bounded(self) -> bool:
-        """Whether predictions are restricted to the range 0 to 1."""
+        """Whether predictions are restricted to the range [0, 1]."""
         return self.upper.layers["filled"].data_range == (0, 1)
 
     def forward(self, value: Tensor, known: Tensor, first: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Correction(nn.Module):
 class CorrectionTrainer:
     """Trainer for corrections to a linear model.
 
-    The trainer hides known entries at random and trains corrections to predict them.
+    The trainer masks known entries at random and trains corrections to predict them.
 
     Parameters
     ----------
@@ -139,11 +139,11 @@ class CorrectionTrainer:
     shape : tuple of int
         Shape of a sample.
     weights : Tensor
-        Weights of the squared errors.
+        Weights of the squared errors, either a scalar or one weight per entry.
     hidden : str
         Type of the hidden units.
     n_hidden : int
-        Number of hidden units per layer.
+        Number of hidden units in each of the two machines.
     n_epochs : int, optional
         Number of epochs. Default: enough epochs for 3,000 to 6,000 updates, depending on the number of samples.
     batch_size : int
@@ -151,7 +151,7 @@ class CorrectionTrainer:
     learning_rate : float
         Initial learning rate.
     rng : RandomSource
-        Random source for the initial weights, the masks and the order of the samples.
+        Random source for the initial parameters, the masks and the order of the samples.
     report : callable
         Function that is called after each training run with a description and the error on held-out entries.
     """
@@ -170,7 +170,7 @@ class CorrectionTrainer:
     report: Report
 
     def train(self) -> tuple[float, Correction]:
-        """Train a correction. Return its error on held-out entries and the trained correction.
+        """Train a correction and return a tuple of its error on held-out entries and the correction.
 
         Short trial runs determine the unit type of the layer `filled`.
         """
@@ -218,7 +218,7 @@ class CorrectionTrainer:
         return error, correction
 
     def _loss(self, correction: Correction) -> Callable[[Tensor], Tensor]:
-        """Return a function that computes the squared error on randomly hidden entries of the given samples."""
+        """Return a function that computes the squared error on randomly masked entries of the given samples."""
         patterns = missing_patterns(self.samples.known)
 
         def loss(rows: Tensor) -> Tensor:

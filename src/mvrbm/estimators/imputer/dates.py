@@ -14,7 +14,7 @@ NATIVE = ""
 
 
 def date_format(column: Any) -> str | None:
-    """Return the format shared by all dates in a data frame column, or None if it contains other values."""
+    """Return the format shared by all dates in a data frame column, or None if the column contains other values."""
     if getattr(column.dtype, "kind", "O") == "M":
         return NATIVE
     known = column.dropna()
@@ -29,7 +29,7 @@ def date_format(column: Any) -> str | None:
 
 
 def days_of(column: Any, date_format: str) -> Array:
-    """Convert dates to days since 1970. Missing dates become NaN."""
+    """Convert dates to days since 1970-01-01. Missing dates become NaN."""
     known = column.notna()
     parsed = _parsed(column, date_format)
     if (bad := known & parsed.isna()).any():
@@ -42,7 +42,7 @@ def days_of(column: Any, date_format: str) -> Array:
 
 
 def fill_dates(column: Any, date_format: str, days: Array) -> Any:
-    """Fill in the missing dates in a column, in its own format. `days` contains dates as days since 1970."""
+    """Fill in the missing dates in a column, using its date format. `days` contains days since 1970-01-01."""
     missing = np.asarray(column.isna())
     found = _pandas().to_datetime(days[missing], unit="D", utc=True)
     if date_format == NATIVE:

@@ -64,18 +64,19 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
     .. math:: x = \mu + L t + \sqrt{\psi}\,\varepsilon, \qquad t, \varepsilon \sim \mathcal N(0, 1)
 
-    A machine with a Gaussian hidden layer :math:`t`, equivalent to factor analysis, predicts missing entries linearly
-    from the known entries. A correction, which consists of two more machines with rectified or binary hidden units,
-    learns to improve these predictions. To select the number of factors, whether to use the correction, and whether to
-    limit its predictions to the range of the data, the imputer holds out some of the known entries, in the same
-    patterns as the missing entries, and selects the settings that predict them best.
+    Here, :math:`\mu` is the mean, :math:`L` contains the factor loadings, and :math:`\psi` contains the noise
+    variances. A machine with a Gaussian hidden layer :math:`t`, which is equivalent to factor analysis, predicts
+    missing entries linearly from the known entries. A correction, which consists of two more machines with rectified or
+    binary hidden units, learns to improve these predictions. The imputer holds out some of the known entries, in the
+    same patterns as the missing entries, and selects the settings that predict them best: the number of factors,
+    whether to use the correction, and whether to limit its predictions to the range of the data.
 
     Parameters
     ----------
     correction : {"auto", "none", "rectified", "bernoulli"}, default="auto"
         Type of the hidden units in the correction. ``"none"`` uses only the linear model. ``"auto"`` uses rectified
         units if the correction reduces the error on held-out entries, and no correction otherwise. With fewer than 200
-        samples, or with more than 10,000 entries per sample, it uses no correction.
+        samples, or with more than 10,000 entries per sample, ``"auto"`` uses no correction.
     n_factors : int, optional
         Number of factors (hidden units in the linear model). Default: the power of two with the smallest error on
         held-out entries.
@@ -85,12 +86,12 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         Number of leading axes that index the samples. If 2, data of shape (n, a, b) is treated as `n * a` samples of
         `b` entries. ``"auto"`` uses 1 unless there are fewer samples than entries per sample. In that case, it selects
         the number that predicts held-out entries best.
-    categorical_features : {"from_dtype"}, array of int, str or bool, or None, default="from_dtype"
+    categorical_features : "from_dtype", array of int, str or bool, or None, default="from_dtype"
         Categorical columns in 2-D data, given as indices, names or a mask. ``"from_dtype"`` selects the non-numeric
         columns of a data frame. Missing entries in categorical columns are replaced with the most probable category.
         Date columns are treated as numeric and filled in with dates in the same format. Text columns are excluded from
         the model and returned unchanged if they have more than 20 distinct values and more than half of their known
-        values are distinct. Convert them to dtype ``"category"`` to use them as categories.
+        values are distinct. Convert such columns to dtype ``"category"`` to treat them as categorical.
     n_epochs : int, optional
         Number of epochs for training the correction. Default: enough epochs for 3,000 to 6,000 updates, depending on
         the number of samples.
@@ -100,7 +101,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         Initial learning rate for training the correction.
     keep_empty_features : bool, default=False
         Whether to keep columns of 2-D data that have no known entries and fill them with 0. If False, `transform` drops
-        them. For data with more axes, all entries are kept.
+        these columns. For data with more than two axes, all entries are kept.
     random_state : int, RandomState or None, default=None
         Seed or generator for random numbers. Pass an int for reproducible results.
     device : str or torch.device, default="auto"
@@ -121,7 +122,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     errors_ : dict of str to float
         Root mean squared error on held-out entries, in standard deviations, for each model that was tried.
     n_features_in_ : int
-        Number of entries along all axes except the first.
+        Product of the sizes of all axes except the first.
 
     Examples
     --------
@@ -265,17 +266,18 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         Returns
         -------
         array or data frame
-            Complete data, as an array, or as a data frame if `X` is a data frame with categorical columns. Columns
-            without known entries in the training data are dropped unless `keep_empty_features` is True.
+            Complete data, as an array, or as a data frame if `X` is a data frame with non-numeric or categorical
+            columns. Columns without known entries in the training data are dropped unless `keep_empty_features` is
+            True.
         """
         check_is_fitted(self)
         return self._filled(X, self._predictor.mean)
 
     def draw(self, X: Any, n: int = 5) -> list[Any]:
-        """Return a list of `n` copies of the data for multiple imputation.
+        """Return a list of `n` completed copies of the data for multiple imputation.
 
-        In each copy, missing entries are sampled from their distribution given the known entries. The copies have the
-        same format as the result of :meth:`transform`.
+        In each copy, missing entries are sampled from their conditional distribution given the known entries. The
+        copies have the same format as the result of :meth:`transform`.
         """
         check_is_fitted(self)
         whole_number(n, "n")
@@ -287,7 +289,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         return [self._filled(X, drawn) for _ in range(n)]
 
     def standard_deviation(self, X: Any) -> Array:
-        """Return the standard deviation of each missing entry given the known entries, and 0 for known entries.
+        """Return the standard deviation of each missing entry given the known entries. For known entries, return 0.
 
         The result has the shape of the output of :meth:`transform`, except that each categorical column is replaced
         with one column per category.
@@ -378,7 +380,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         return self._shape_out[self.sample_axes_ - 1 :]
 
     def __sklearn_tags__(self) -> Any:
-        """Return scikit-learn tags, which declare that NaN is allowed and that float32 and float64 are preserved."""
+        """Return the scikit-learn tags, which allow NaN and declare that float32 and float64 are preserved."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]

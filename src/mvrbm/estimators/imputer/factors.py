@@ -1,7 +1,7 @@
 r"""Factor analysis as a machine with Gaussian visible and hidden layers, trained by EM.
 
-Such a machine is a normal distribution whose covariance is a diagonal matrix plus a low-rank matrix. Its likelihood,
-its conditional means and the EM steps have closed forms, so it does not require sampling.
+Such a machine defines a normal distribution whose covariance is a diagonal matrix plus a low-rank matrix. The
+likelihood, the conditional means and the EM steps have closed forms, so no sampling is required.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Factors:
             return cls(*(part.to(unit.bias.dtype) for part in (mean * scale, loadings, scale**2)))
 
     def with_noise(self, multiple: float) -> Factors:
-        """Return the same factors with the noise variances multiplied by `multiple`."""
+        """Return a copy of the model with the noise variances multiplied by `multiple`."""
         return Factors(self.mean, self.loadings, multiple * self.noise)
 
     def machine(self, shape: tuple[int, ...]) -> BoltzmannMachine:
@@ -95,8 +95,9 @@ class Factors:
     def _products(self) -> tuple[Tensor, Tensor, Tensor]:
         """Precomputed terms of the posterior precision, which do not depend on the data.
 
-        The terms are the loadings divided by the noise variances, of shape (D, q), the indices of all pairs of factors,
-        of shape (2, m), and the products of their loadings divided by the noise variances, of shape (D, m).
+        The first tensor has shape (D, q) and contains the loadings divided by the noise variances. The second has shape
+        (2, m) and contains the indices of all pairs of factors. The third has shape (D, m) and contains, for each pair,
+        the product of the loadings divided by the noise variances.
         """
         rank = self.loadings.shape[1]
         weighted = self.loadings / self.noise[:, None]
@@ -106,7 +107,7 @@ class Factors:
     def posterior(self, x: Tensor, known: Tensor) -> Iterator[Posterior]:
         """Yield the posterior distribution of the factors given the known entries, for consecutive groups of rows.
 
-        `x` and `known` have shape (n, D). Unknown entries of `x` may have any value except NaN.
+        `x` and `known` have shape (n, D). Unknown entries of `x` can have any value except NaN.
         """
         rank = self.loadings.shape[1]
         weighted, above, products = self._products
@@ -125,14 +126,14 @@ class Factors:
             yield Posterior(rows, _solve_by_pattern(root, projected, which, counts), root, which)
 
     def conditional_mean(self, x: Tensor, known: Tensor) -> Tensor:
-        """Return the means of all entries given the known entries, of shape (n, D).
+        """Return the means of all entries given the known entries, as a tensor of shape (n, D).
 
         For known entries, the result is the model's noise-free prediction rather than the known value.
         """
         return torch.cat([self.mean + found.mean @ self.loadings.T for found in self.posterior(x, known)])
 
     def deviation(self, x: Tensor, known: Tensor) -> Tensor:
-        """Return the predictive standard deviations of all entries given the known entries, of shape (n, D)."""
+        """Return the standard deviations of all entries given the known entries, as a tensor of shape (n, D)."""
         parts = [
             torch.einsum("nij,ki,kj->nk", found.covariance, self.loadings, self.loadings)[found.which]
             for found in self.posterior(x, known)
@@ -160,16 +161,16 @@ class Posterior(NamedTuple):
 
     @property
     def covariance(self) -> Tensor:
-        """Covariance of the factors for each pattern of known entries, of shape (p, q, q)."""
+        """Covariance matrices of the factors, of shape (p, q, q), one per pattern of known entries."""
         return torch.cholesky_inverse(self.root)
 
 
 def _solve_by_pattern(root: Tensor, projected: Tensor, which: Tensor, counts: Tensor) -> Tensor:
-    """Solve one linear system per row and return the solutions, of shape (n, q).
+    """Solve one linear system per row and return the solutions as a tensor of shape (n, q).
 
-    `projected` contains the right-hand sides, of shape (n, q), and `root` contains the Cholesky factor for each
-    pattern, of shape (p, q, q). `which` contains the pattern index of each row, and `counts` contains the number of
-    rows per pattern.
+    `projected` has shape (n, q) and contains the right-hand sides. `root` has shape (p, q, q) and contains one Cholesky
+    factor per pattern of known entries. `which` contains the pattern index of each row, and `counts` contains the
+    number of rows per pattern.
     """
     if 2 * len(root) > len(which):
         return torch.cholesky_solve(projected[:, :, None], root[which])[..., 0]
@@ -188,7 +189,7 @@ def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factor
     Parameters
     ----------
     x : Tensor of shape (n, D)
-        Data. Unknown entries may have any value except NaN.
+        Data. Unknown entries can have any value except NaN.
     known : Tensor of shape (n, D)
         Mask of the known entries.
     rank : int
@@ -228,7 +229,7 @@ def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factor
 def _rows_with_same_moments(z: Tensor) -> Tensor:
     """Return 2 * D rows with the same first and second moments as the centered, complete data `z`.
 
-    The moments are sufficient statistics, so EM gives the same result for these rows.
+    The moments are sufficient statistics, so EM gives the same result for these rows as for `z`.
     """
     values, vectors = torch.linalg.eigh(z.T @ z / len(z))
     root = (torch.sqrt(values.clamp(min=0) * len(values)))[:, None] * vectors.T
@@ -238,7 +239,7 @@ def _rows_with_same_moments(z: Tensor) -> Tensor:
 def _initial_factors(
     z: Tensor, known: Tensor, rank: int, start: Factors | None, center: Tensor, scale: Tensor
 ) -> Factors:
-    """Return `rank` initial factors for the standardized data `z`."""
+    """Return an initial model with `rank` factors for the standardized data `z`."""
     if start is None:
         start = Factors(center, center.new_zeros(len(center), 0), scale**2)
     found = Factors((start.mean - center) / scale, start.loadings / scale[:, None], start.noise / scale**2)
@@ -258,7 +259,7 @@ def _initial_factors(
 
 
 def _largest_singular_values(z: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return approximations of the largest singular values and right singular vectors, using a fixed seed."""
+    """Approximate the largest singular values and right singular vectors by a randomized SVD with a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         _, size, right = torch.svd_lowrank(z, q=min(count + 6, *z.shape), niter=4)
@@ -266,7 +267,7 @@ def _largest_singular_values(z: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _em_step(found: Factors, z: Tensor, known: Tensor, some: Tensor, count: Tensor, weight_of_sample: float) -> Factors:
-    """Return the factors after one EM step, which regresses each entry on the factors."""
+    """Perform one EM step, which regresses each entry on the factors, and return the new model."""
     rank = found.loadings.shape[1]
     # Sums of products of the entries with the factors, and with 1 for the intercept.
     products = z.new_zeros(z.shape[1], rank + 1)

@@ -41,11 +41,11 @@ class Samples:
 
     @property
     def known(self) -> Tensor:
-        """Mask of all known entries, of shape (n, D)."""
+        """Mask of shape (n, D) that is True for all known entries."""
         return self.shown | self.held
 
     def reshape(self, size: int) -> Samples:
-        """Return the same entries, grouped into samples of `size` entries."""
+        """Regroup the entries into samples of `size` entries."""
         return Samples(*(part.reshape(-1, size) for part in (self.x, self.shown, self.held)))
 
     def with_held_entries(self) -> Samples:
@@ -74,12 +74,14 @@ def hold_out(x: Tensor, known: Tensor, shape: tuple[int, ...], rng: RandomSource
 
 
 def missing_patterns(known: Tensor) -> Tensor | None:
-    """Return `known` for use as masks for other samples, or None if all entries are known."""
+    """Return `known`, whose rows can be used as masks for other samples, or None if all entries are known."""
     return None if bool(known.all()) else known
 
 
 def masks_like_missing(known: Tensor | None, others: Tensor, shape: tuple[int, ...], rng: RandomSource) -> Tensor:
-    """Return masks of the entries to show, of shape (n, D), taken from other samples or drawn at random.
+    """Return masks of shape (n, D) that are True for the entries to show.
+
+    The masks are taken from other samples or drawn at random.
 
     Parameters
     ----------
@@ -94,8 +96,9 @@ def masks_like_missing(known: Tensor | None, others: Tensor, shape: tuple[int, .
 
     Notes
     -----
-    Only entries that are known in both samples can be shown, so a model would see fewer known entries than during
-    imputation. To compensate, about half of the masks also show a random fraction of the other entries.
+    When a mask from another sample is applied, only entries that are known in both samples can be shown, so a model
+    would see fewer known entries than during imputation. To compensate, about half of these masks also show a random
+    fraction of the other entries.
     """
     n = len(others)
     like = torch.empty(0)
@@ -108,11 +111,11 @@ def masks_like_missing(known: Tensor | None, others: Tensor, shape: tuple[int, .
 
 
 def random_masks(n: int, shape: tuple[int, ...], rng: RandomSource, like: Tensor) -> Tensor:
-    """Draw random masks of the entries to show, of shape (n, *shape).
+    """Draw random masks of shape (n, *shape) that are True for the entries to show.
 
-    About half of the masks show each entry independently, with a probability that is random for each mask. The other
-    masks show only the entries inside a random box, or only the entries outside it. For vectors, all masks show each
-    entry independently, because the order of the entries in a vector has no meaning.
+    About half of the masks show each entry independently, with a probability that is drawn at random for each mask. The
+    other masks show only the entries inside a random box, or only the entries outside the box. For vectors, all masks
+    show each entry independently, because the order of the entries in a vector has no meaning.
     """
     one_per_sample = (n, *[1] * len(shape))
     shown = rng.uniform((n, *shape), like) < rng.uniform(one_per_sample, like)

@@ -18,7 +18,8 @@ from mvrbm.random import RandomSource
 class Predictor:
     """Predictor for missing entries, which combines a linear model with an optional correction.
 
-    Samples `x` and masks `known` of the known entries have shape (n, D). Unknown entries must not be NaN.
+    In all methods, `x` contains samples, `known` is a mask of the known entries, and both have shape (n, D). Unknown
+    entries must not be NaN.
     """
 
     factors: Factors
@@ -26,12 +27,12 @@ class Predictor:
     scaling: Scaling
 
     def mean(self, x: Tensor, known: Tensor) -> Tensor:
-        """Return the predicted means of all entries given the known entries, of shape (n, D)."""
+        """Return the predicted means of all entries given the known entries, as a tensor of shape (n, D)."""
         first = self.factors.conditional_mean(x, known)
         return first if self.correction is None else self.correction.correct(x, known, first, self.scaling)
 
     def deviation(self, x: Tensor, known: Tensor) -> Tensor:
-        """Return the standard deviations of all entries under the linear model, of shape (n, D)."""
+        """Return the standard deviations of all entries under the linear model, as a tensor of shape (n, D)."""
         return self.factors.deviation(x, known)
 
     def draw(self, x: Tensor, known: Tensor, calibration: float, rng: RandomSource) -> Tensor:

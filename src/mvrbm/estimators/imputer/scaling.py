@@ -33,7 +33,7 @@ class Scaling:
 
 
 def data_range(x: Tensor, known: Tensor, *, per_column: bool) -> tuple[Tensor, Tensor]:
-    """Return the smallest and largest known values, either per column or overall. See :class:`Scaling`."""
+    """Return the smallest and largest known values, either per column or over all entries. See :class:`Scaling`."""
     axes = 0 if per_column else (0, 1)
     some = known.any(axes)
     low = torch.where(some, torch.where(known, x, math.inf).amin(axes), 1.0)

@@ -60,11 +60,12 @@ def choose_factors(
     samples : Samples
         Data. The first axis indexes the samples.
     weights : Tensor
-        Weights of the squared errors.
+        Weights of the squared errors, either a scalar or one weight per entry.
     shape : tuple of int
         Shape of the data along all axes except the first.
     sample_axes : int or "auto"
-        Number of leading axes that index the samples. ``"auto"`` selects the number.
+        Number of leading axes that index the samples. ``"auto"`` uses 1, or selects the number with the smallest error
+        if there are fewer samples than entries per sample.
     n_factors : int, optional
         Number of factors. If None, the number is selected from the powers of two.
     report : callable
@@ -111,9 +112,10 @@ def _factor_counts_to_try(n_factors: int | None, n: int, size: int, *, complete:
 
 
 def fit_to_shown(x: Tensor, shown: Tensor, n_factors: int, start: Factors | None) -> Factors:
-    """Fit factors to the shown entries and return them.
+    """Fit a factor model to the shown entries and return the model.
 
-    If there are enough complete samples, incomplete samples are ignored. Otherwise, at most 10,000 samples are used.
+    If at least 80% of the samples, or at least 10,000 samples, are complete, incomplete samples are ignored. Otherwise,
+    at most 10,000 evenly spaced samples are used.
     """
     complete = shown.all(1)
     n_complete = int(complete.sum())
@@ -139,7 +141,11 @@ def best_noise(factors: Factors, tested: Samples, weights: Tensor) -> tuple[floa
 
 
 def entry_weights(x: Tensor, known: Tensor, *, per_entry: bool) -> Tensor:
-    """Return weights for squared errors: the inverse variance of each entry, or the inverse mean variance."""
+    """Return weights for squared errors.
+
+    If `per_entry` is True, the weights are the inverse variances of the entries. Otherwise, the single weight is the
+    inverse of the mean variance.
+    """
     count = known.sum(0).clamp(min=1)
     mean = (x * known).sum(0) / count
     variance = ((x - mean) ** 2 * known).sum(0) / count

@@ -1,4 +1,4 @@
-"""Encode tables with categorical columns as numeric rows, with one column per category, and decode them."""
+"""Convert tables with categorical columns to numeric rows, with one column per category, and back."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _MANY_CATEGORIES = 20
 class TableEncoding:
     """Numeric encoding of a table with categorical columns.
 
-    Arrays with more than two axes are flattened to rows. They have no categorical columns, and all columns are kept.
+    Arrays with more than two axes are flattened to rows. Such arrays have no categorical columns, and all of their
+    entries are kept.
 
     Parameters
     ----------
     categories : dict of int to array
-        Sorted categories of each categorical column, by column index.
+        Sorted categories of each categorical column, keyed by column index.
     dates : dict of int to str
-        Format of each date column, by column index. See :mod:`mvrbm.estimators.imputer.dates`.
+        Format of each date column, keyed by column index. See :mod:`mvrbm.estimators.imputer.dates`.
     copied : list of int
         Indices of the columns that are not part of the model and are copied unchanged.
     kept : boolean array
@@ -79,7 +80,7 @@ class TableEncoding:
 
     @property
     def returned(self) -> Array:
-        """Mask of the columns in the result: columns that are kept or copied."""
+        """Mask of the columns in the result, which are the kept and the copied columns."""
         mask = self.kept.copy()
         mask[self.copied] = True
         return mask
@@ -100,8 +101,8 @@ class TableEncoding:
     def to_numbers(self, X: Any, *, allow_new: bool = False) -> tuple[Any, tuple[int, ...]]:
         """Replace categories with their indices. Return the numeric rows and the shape of a sample.
 
-        If `allow_new` is True, categories that were not in the training data get an index that :meth:`encode` converts
-        to zeros. Otherwise, such categories raise ValueError.
+        If `allow_new` is True, categories that were not in the training data are assigned an index that :meth:`encode`
+        converts to zeros. Otherwise, such categories raise ValueError.
         """
         if self.is_mixed:
             columns = range(np.shape(X)[1])
@@ -270,7 +271,7 @@ def _known_values(X: Any, column: int) -> tuple[Array, Array]:
 
 
 def _is_known(value: Any) -> bool:
-    """Return whether a value is not missing. Missing values are None, NaN and pandas' NA."""
+    """Return False for missing values (None, NaN or ``pandas.NA``) and True otherwise."""
     # NaN is not equal to itself, and comparing pandas' NA does not return a bool.
     equal = value == value
     return value is not None and isinstance(equal, bool | np.bool_) and bool(equal)
