@@ -1,9 +1,9 @@
 """Structured Boltzmann machines for array data.
 
-Layers are arrays, and couplings are structured linear maps between them. :class:`BoltzmannMachine` combines both into a
-model. Units and couplings are in `mvrbm.units` and `mvrbm.couplings`, sampling and likelihoods in `mvrbm.sampling` and
-`mvrbm.likelihood`, training in `mvrbm.training`, and scikit-learn estimators in `mvrbm.estimators`. This module only
-re-exports their public names and defines :func:`load`.
+Layers are arrays of units, and couplings are structured linear maps between layers. :class:`BoltzmannMachine` combines
+both into a model. Units and couplings are in `mvrbm.units` and `mvrbm.couplings`, sampling and likelihoods in
+`mvrbm.sampling` and `mvrbm.likelihood`, training in `mvrbm.training`, and scikit-learn estimators in
+`mvrbm.estimators`. This module only re-exports their public names and defines :func:`load`.
 """
 
 import importlib
@@ -50,7 +50,7 @@ _SUBMODULES = (
 
 
 def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") -> Any:
-    """Load a model from a folder, from this package, or from the Hugging Face Hub.
+    """Load a saved model, a pretrained model, or a model from the Hugging Face Hub.
 
     Parameters
     ----------
@@ -60,7 +60,8 @@ def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") 
         that name exists. ``"user/name"`` and ``"user/name@revision"`` download a model from the Hugging Face Hub,
         unless a folder named `user` exists. Downloading requires ``pip install 'mvrbm[hub]'``.
     device : str or torch.device
-        Device to load the model on: ``"auto"`` (a GPU if available), ``"cpu"``, ``"cuda"``, ...
+        Device to load the model on, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if one is available, and
+        the CPU otherwise.
 
     Returns
     -------

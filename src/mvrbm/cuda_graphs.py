@@ -1,4 +1,4 @@
-"""Capture sequences of many small kernel launches as CUDA graphs, which are replayed with a single launch."""
+"""Capture sequences of many small kernel launches as CUDA graphs, which can be replayed with a single launch."""
 
 import warnings
 from collections.abc import Callable
@@ -15,18 +15,18 @@ WORTH_A_GRAPH = 2 * _STEPS_PER_GRAPH
 
 
 def capture(work: Callable[[], None], *, what: str = "this model") -> torch.cuda.CUDAGraph | None:
-    """Record a function's GPU operations as a CUDA graph without running them, and return the graph.
+    """Capture the GPU operations of a function as a CUDA graph without running them, and return the graph.
 
     If the operations cannot be captured, issue a warning and return None.
 
     Parameters
     ----------
     work : callable
-        Function to capture. It must have been called at least once before, and must not copy results to the CPU. Its
-        random numbers must come from a source whose step counter is on the GPU, and it must advance that counter.
+        Function to capture. It must have been called at least once, and it must not copy values to the CPU. If it draws
+        random numbers, it must use a random source whose step counter is on the GPU and advance that counter.
         Otherwise, every replay would draw the same numbers.
     what : str
-        Description of the work, used in the warning.
+        Description of the function in the warning.
     """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -41,17 +41,18 @@ def capture(work: Callable[[], None], *, what: str = "this model") -> torch.cuda
 
 
 def repeat(step: Callable[[RandomSource], object], count: int, rng: RandomSource, device: torch.device) -> None:
-    """Call `step` a given number of times. On a GPU, capture several steps as a CUDA graph and replay the graph.
+    """Call `step` repeatedly. On a GPU, capture several steps as a CUDA graph and replay the graph.
 
     Parameters
     ----------
     step : callable
-        Function that updates tensors in place and draws from the source passed to it. It must not copy values to the
-        CPU. All of its even-numbered calls must perform the same operations, and so must all odd-numbered calls.
+        Function that updates tensors in place and draws random numbers from the random source passed to it. It must not
+        copy values to the CPU. All even-numbered calls must perform the same operations, as must all odd-numbered
+        calls.
     count : int
-        Number of steps.
+        Number of times to call `step`.
     rng : RandomSource
-        Source of random numbers.
+        Random source for the steps.
     device : torch.device
         Device that stores the tensors.
     """

@@ -6,51 +6,54 @@ class MVRBMError(Exception):
 
 
 class InputError(MVRBMError, ValueError):
-    """Raised if a data file or an array cannot be read, or if an output file cannot be written."""
+    """Raised when a data file or an array cannot be read, or when an output file cannot be written."""
 
 
 class DatasetError(InputError):
-    """Raised if a named dataset is unknown or not available on this machine."""
+    """Raised when a named dataset is unknown or not available on this machine."""
 
 
 class ShardError(InputError):
-    """Raised if a shard cannot be read or does not match the other shards."""
+    """Raised when a shard cannot be read or does not match the other shards."""
 
 
 class StorageError(MVRBMError, ValueError):
-    """Raised if a model folder is missing, damaged or not readable by this version of the package."""
+    """Raised when a model or checkpoint folder is missing, damaged or not readable by this version of the package."""
 
 
 class MemoryLimitError(MVRBMError, MemoryError):
-    """Raised before memory is allocated if a model or a training run requires more than is available."""
+    """Raised before allocating memory when a model or a training run requires more memory than is available."""
 
 
 class ExportError(MVRBMError, ValueError):
-    """Raised if a model cannot be exported."""
+    """Raised when a model cannot be exported."""
 
 
 class MissingPackageError(MVRBMError, ImportError):
-    """Raised if an optional package is not installed. The message contains the command that installs the package."""
+    """Raised when an optional package is not installed. The message contains the command that installs the package."""
 
 
 class PluginError(MVRBMError, ImportError):
-    """Raised if a module with further units or couplings cannot be imported."""
+    """Raised when a plugin that defines additional units or couplings cannot be imported."""
 
 
 class DivergenceError(MVRBMError, ArithmeticError):
-    """Raised if training diverges: a parameter is not finite or far too large, or the energy is unbounded below.
+    """Raised when training diverges.
 
-    If possible, the parameters are first restored to their values before the update that diverged.
+    Training has diverged if the loss or a parameter is not finite, if the factors of a coupling are so large that all
+    units saturate, or if the energy is unbounded below.
+
+    If possible, the parameters are restored to their values before the diverging update.
     """
 
 
 class DistributedError(MVRBMError, RuntimeError):
-    """Raised if another process in a distributed training run fails. The message is that process's error message."""
+    """Raised when another process in a distributed training run fails. The message is copied from that process."""
 
 
 class ConstantDataWarning(UserWarning):
-    """Issued if some entries are constant in the training data, so that the model can only learn their values."""
+    """Issued when at least half of the entries in a layer are constant across all training samples."""
 
 
 class RecipeWarning(UserWarning):
-    """Issued if a model's training recipe is not suitable for the way the model is used."""
+    """Issued when samples are drawn from a model that was not trained with a recipe for sampling."""

@@ -1,4 +1,4 @@
-"""Import optional dependencies and plugins on demand, and check whether Triton can be used."""
+"""Import optional packages and plugins on demand, and check whether Triton is available."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def require(module: str, purpose: str, extra: str) -> ModuleType:
     module : str
         Name of the module.
     purpose : str
-        Start of the error message. For example, ``"ONNX export"`` gives ``"ONNX export requires the package onnx,
+        Beginning of the error message. For example, ``"ONNX export"`` gives ``"ONNX export requires the package onnx,
         ..."``.
     extra : str
-        Name of the extra that installs the package, used in the command in the error message.
+        Name of the extra that installs the package. The error message contains the corresponding ``pip`` command.
     """
     try:
         return importlib.import_module(module)
@@ -40,10 +40,10 @@ def require(module: str, purpose: str, extra: str) -> ModuleType:
 
 @functools.cache
 def import_plugins() -> None:
-    """Import the plugins of installed packages, which define further units and couplings.
+    """Import plugins, which are modules of installed packages that define additional units and couplings.
 
-    A package lists its modules in the entry-point group ``mvrbm.plugins``. They are imported once per process, when a
-    name is not among the units or couplings of this package.
+    A package lists its plugins in the entry-point group ``mvrbm.plugins``. Plugins are imported once per process, when
+    a requested unit or coupling is not defined in this package.
     """
     import torch
 
@@ -56,7 +56,7 @@ def import_plugins() -> None:
 
 
 def triton_runs_on(device: torch.device) -> bool:
-    """Return whether Triton is installed and can run on a device. Its interpreter runs on any device."""
+    """Return whether Triton is installed and can run on a device. The Triton interpreter can run on any device."""
     usable = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
     return usable and _triton_is_installed()
 

@@ -1,6 +1,7 @@
-"""Handle termination signals: SIGINT (Ctrl-C) and SIGTERM, which job schedulers send.
+"""Handle two termination signals: SIGINT (sent by Ctrl-C) and SIGTERM (sent by job schedulers).
 
-On either signal, training finishes the current batch, saves, and then raises KeyboardInterrupt or :class:`Terminated`.
+After either signal, training finishes the current batch, saves its results, and raises KeyboardInterrupt (for SIGINT)
+or :class:`Terminated` (for SIGTERM).
 """
 
 import contextlib
@@ -22,7 +23,7 @@ __all__ = [
 
 
 class Terminated(SystemExit):
-    """Raised after SIGTERM, as KeyboardInterrupt is raised after Ctrl-C. If uncaught, the exit code is 143."""
+    """Raised after SIGTERM, just as KeyboardInterrupt is raised after Ctrl-C. If uncaught, the exit code is 143."""
 
     def __init__(self, code: int = 128 + signal.SIGTERM) -> None:
         super().__init__(code)
@@ -47,10 +48,10 @@ def _terminate(number: int, frame: Any) -> None:
 
 
 def _replaceable() -> dict[signal.Signals, Any]:
-    """Return the current signal handlers that may be replaced temporarily, keyed by signal.
+    """Return the current signal handlers that can be replaced temporarily, keyed by signal.
 
-    Outside the main thread, no handler may be replaced. A handler must also be kept if it ignores the signal, or if it
-    handles SIGTERM and was installed by the program.
+    Handlers can be replaced only in the main thread. Handlers that ignore a signal are not replaced, and neither are
+    SIGTERM handlers installed by the calling program.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -65,7 +66,7 @@ def _may_replace(number: int, handler: Any) -> bool:
 
 @contextlib.contextmanager
 def replaced(former: Mapping[signal.Signals, Any], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Install `handler` for all signals in `former` inside the context, and restore the former handlers on exit."""
+    """Install `handler` for all signals in `former`, and restore the former handlers when the context exits."""
     try:
         for number in former:
             signal.signal(number, handler)
@@ -78,7 +79,7 @@ def replaced(former: Mapping[signal.Signals, Any], handler: Callable[[int, Any],
 def terminate_in_order() -> AbstractContextManager[None]:
     """Return a context manager that raises :class:`Terminated` on SIGTERM, so that the program can clean up.
 
-    It is intended for command-line programs. Libraries should not change how a program responds to SIGTERM.
+    This function is intended for command-line programs. Libraries should not change how a program responds to SIGTERM.
     """
     former = _replaceable()
     former.pop(signal.SIGINT, None)
@@ -107,7 +108,7 @@ def finish_on_interrupt(notify: Callable[[type[BaseException]], None]) -> Abstra
 
 @contextlib.contextmanager
 def hold_signals() -> Iterator[None]:
-    """Defer Ctrl-C and SIGTERM until the context ends."""
+    """Defer Ctrl-C and SIGTERM until the context exits."""
     received: list[int] = []
     try:
         with replaced(_replaceable(), lambda number, frame: received.append(number)):

@@ -1,4 +1,4 @@
-"""Report the progress of long loops to listeners, such as progress bars. Without listeners, reports have no effect."""
+"""Report the progress of long loops to listeners such as progress bars. Without listeners, reports have no effect."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -86,7 +86,7 @@ def _print_version(asked: bool) -> None:
 
 
 def _import_module(name: str) -> None:
-    """Import a module from the current folder or an installed package. Raise a usage error if this fails."""
+    """Import a module from the current folder or an installed package. Raise a usage error if the import fails."""
     sys.path.insert(0, os.getcwd())
     try:
         importlib.import_module(name)
@@ -137,7 +137,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def _handle(error: Exception) -> int:
     """Print a one-line error message and return the exit code.
 
-    Unexpected errors are reraised, as are all errors if ``MVRBM_DEBUG=1`` is set.
+    Unexpected errors are raised again. If ``MVRBM_DEBUG=1`` is set, all errors are raised again.
     """
     if os.environ.get("MVRBM_DEBUG") == "1":
         raise error
@@ -150,7 +150,7 @@ def _handle(error: Exception) -> int:
 
 
 def _discard_output() -> None:
-    """Redirect standard output to the null device, so that flushing it at exit does not fail again."""
+    """Redirect standard output to the null device, so that flushing it at exit does not raise another error."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: standard output is not a real file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

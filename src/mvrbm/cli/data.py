@@ -23,7 +23,7 @@ def list_sets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 
 def where(name: SetName, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Print the path of a dataset on this machine."""
+    """Print the path to a dataset on this machine."""
     from mvrbm.io import datasets
 
     place = datasets.where(name, data_dir)
@@ -36,7 +36,7 @@ def where(name: SetName, data_dir: DataDir = None, as_json: AsJson = False) -> N
 
 
 def fetch(name: SetName, as_json: AsJson = False) -> None:
-    """Download a dataset from a public mirror to the cache and verify its checksums."""
+    """Download a dataset from a public mirror to the cache and verify the checksums of its files."""
     from mvrbm.io import datasets
 
     place = datasets.fetch(name, show_progress=sys.stderr.isatty())

@@ -47,7 +47,7 @@ def _describe_usage(error: Any) -> str:
 
 
 def _rejected_value(error: Exception) -> str | None:
-    """Return the option value that pydantic rejected, or None if the error does not come from pydantic."""
+    """Return the option value that pydantic rejected, or None if pydantic did not raise the error."""
     cause: Any = error.__cause__
     if not hasattr(cause, "errors"):
         return None
@@ -71,7 +71,7 @@ def _describe_failure(error: Exception) -> str | None:
 
 
 def _with_options(text: str) -> str:
-    """Replace the arguments recommended in a library message with the corresponding command-line options."""
+    """Replace argument names in a message from the library with the corresponding command-line options."""
     for argument, option in _OPTIONS.items():
         text = re.sub(rf"(?<![\w.]){argument}(?!\w)", option, text)
     return text

@@ -93,11 +93,11 @@ def denoise(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Remove noise from a photograph, or from images similar to a model's training images.
+    """Remove noise from a photograph, or from images that resemble the training images of a model.
 
     Without --model, or if --model is a photo denoiser, INPUT is one photograph: an image file, or a .npy file of shape
-    HxW, HxWx3 or HxWx4. With any other model, INPUT may contain several gray images. The channels of a color image are
-    then denoised separately, with the same noise level.
+    HxW, HxWx3 or HxWx4. With any other model, INPUT can contain several gray images. Such a model denoises the channels
+    of a color image separately, assuming the same noise level.
     """
     opt.check_out(out, force)
     inference: Any = {"method": method, "rounds": rounds, "steps": steps, "burn_in": burn_in}
@@ -156,7 +156,7 @@ def _check_level(level: float | None) -> None:
 def _denoise_photograph(
     source: str, out: Path, noise: NoiseKind | None, level: float | None, device: str, force: bool, as_json: bool
 ) -> None:
-    """Denoise a photograph with the pretrained weights, write it to `out` and print the noise level."""
+    """Denoise a photograph with the pretrained weights, write the result to `out`, and print the noise level."""
     from mvrbm.vision import denoise_photograph, estimate_noise, estimate_salt
 
     _check_level(level)
@@ -177,7 +177,7 @@ def _denoise_photograph(
 def _denoise_with(
     model: "PhotoDenoiser", source: str, out: Path, level: float | None, force: bool, as_json: bool
 ) -> None:
-    """Denoise a photograph with a saved photo denoiser, write it to `out` and print the noise level."""
+    """Denoise a photograph with a saved photo denoiser, write the result to `out`, and print the noise level."""
     from mvrbm.vision import estimate_noise, jpeg_level
 
     _check_level(level)
@@ -196,7 +196,7 @@ def _denoise_with(
 
 
 def _read_photograph(source: str, out: Path, force: bool) -> "Picture":
-    """Read a photograph from an image file or a .npy file and validate the output path."""
+    """Validate the output path, and read a photograph from an image file or a .npy file."""
     from mvrbm.io.arrays import read_array
     from mvrbm.io.atomic import check_output
     from mvrbm.io.pictures import FORMATS, Picture, check_format, read_picture
@@ -238,7 +238,7 @@ def _write_photograph(
 
 
 def _in_color(source: str) -> "Picture | None":
-    """Read a color image file, with 16-bit channels reduced to 8 bits. Return None if it is not a color image file."""
+    """Read a color image file and reduce 16-bit channels to 8 bits. Return None for any other source."""
     from mvrbm.io.formats import IMAGE_SUFFIXES
     from mvrbm.io.pictures import read_picture
 
@@ -270,9 +270,9 @@ def denoise_train(
 ) -> None:
     """Train a photo denoiser on a folder of clean images, for use with `mvrbm denoise --model`.
 
-    The model has the same architecture as the pretrained photo denoiser. Images may differ in size and type.
-    Ctrl-C or SIGTERM stops training after the current batch and saves the model. If you use --checkpoints, running the
-    same command again with --resume continues training.
+    The model has the same architecture as the pretrained photo denoiser. The images can have different sizes and file
+    formats. Ctrl-C or SIGTERM stops training after the current batch and saves the model. If you use --checkpoints,
+    running the same command again with --resume continues training.
     """
     run = resuming.Resuming(out, checkpoints, resume, ignore_mismatch, force)
     resumed = run.check()
@@ -327,7 +327,7 @@ def repair(
 
 @contextlib.contextmanager
 def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar and yield a function to call with the number of finished parts and the total number."""
+    """Show a progress bar and yield a function that updates it, given the number of finished parts and the total."""
     from tqdm import tqdm
 
     with tqdm(desc=name, unit="part", file=sys.stderr, disable=None, leave=False, delay=0.5) as bar:
@@ -433,8 +433,8 @@ def superres_train(
 ) -> None:
     """Train a super-resolution model on a folder of images, for use with `mvrbm superres --model`.
 
-    Images may differ in size and type. Ctrl-C or SIGTERM stops training after the current batch and saves the model. If
-    you use --checkpoints, running the same command again with --resume continues training.
+    The images can have different sizes and file formats. Ctrl-C or SIGTERM stops training after the current batch and
+    saves the model. If you use --checkpoints, running the same command again with --resume continues training.
     """
     if hidden is not None and len(hidden) != 2:
         raise typer.BadParameter(f"{hidden} has {len(hidden)} axes, but 2 are required", param_hint="'--hidden'")
@@ -468,7 +468,7 @@ def superres_train(
 def _resized(
     steps: "tuple[TrainingStep, ...]", patches: int | None, crops: int | None, epochs: int | None
 ) -> "tuple[TrainingStep, ...]":
-    """Return training steps with the given numbers of patches, crops and epochs.
+    """Return a copy of the training steps with the given numbers of patches, crops and epochs.
 
     A number of 0 removes the corresponding step. A positive number adds the step if it is missing. None keeps the
     number in `steps`.
@@ -501,7 +501,7 @@ def _fit_and_save(
     words: str,
     as_json: bool,
 ) -> None:
-    """Train a model, save it, and print its number of parameters and the training time.
+    """Train and save a model, and print its number of parameters and the training time.
 
     If training is interrupted, save the partially trained model.
     """

@@ -1,4 +1,4 @@
-"""The ``mvrbm impute`` command, which learns from data with missing entries and fills them in."""
+"""The ``mvrbm impute`` command, which trains a model on data with missing entries and fills in those entries."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,7 +37,7 @@ def impute(
 ) -> None:
     """Fill in missing entries with their expected values given the known entries.
 
-    Missing entries are NaN in arrays and empty fields in tables.
+    Missing entries are represented by NaN in arrays and by empty fields in tables.
     """
     settings = {"categorical": categorical, "sample_axes": sample_axes, "epochs": epochs}
     opt.check_not_training(model_folder, train=train, save=save, **settings)
@@ -82,7 +82,7 @@ def impute(
 
 
 def _check_outputs(out: Path, deviations: Path | None, save: Path | None, force: bool) -> None:
-    """Raise ValueError if an output cannot be written. Called before training starts."""
+    """Raise ValueError if any output cannot be written. This check runs before training starts."""
     from mvrbm.io.atomic import check_output
 
     if out.suffix == ".csv":
@@ -96,7 +96,7 @@ def _check_outputs(out: Path, deviations: Path | None, save: Path | None, force:
 
 
 def _read(source: str, data_dir: Path | None, is_table: bool, categorical: str | None) -> Any:
-    """Read an array or a table. The table columns named in `categorical` (``"a,b"``) become categorical."""
+    """Read an array or a table. `categorical` lists the columns of a table to treat as categorical, as in ``"a,b"``."""
     if not is_table:
         return opt.read(source, data_dir)
     from mvrbm.io.arrays import split_key
@@ -129,7 +129,7 @@ def _write_table(out: Path, imputer: Any, table: Any, as_json: bool, details: di
 
 
 def _treatment_of_columns(table: Any, filled: Any, encoding: Any) -> dict[str, list[str]]:
-    """Return lists of the columns to report: categorical, dropped, and numeric but possibly categorical columns."""
+    """Return the names of the columns to report, grouped by how they were treated."""
     numeric = table.select_dtypes("number").columns
     kept = numeric.intersection(filled.columns, sort=False)
     return {

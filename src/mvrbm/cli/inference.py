@@ -1,6 +1,6 @@
 """Commands that apply a saved model: transform, score, predict, likelihood, reconstruct, sample and inpaint.
 
-Each command calls the corresponding method of the estimator and works for every model that has this method.
+Each command calls a method of the estimator and works for every model that has this method.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ _LIKELIHOOD_FIELDS = ("mean", "forward", "reverse", "lower", "upper", "bounds")
 
 
 def _row_command(command: str, method: str, description: str) -> Callable[..., None]:
-    """Build a command that calls a method of the estimator and writes its result, one row per sample."""
+    """Build a command that calls a method of the estimator and writes the result with one row per sample."""
 
     def run(
         model_folder: opt.ModelFolder,
@@ -77,9 +77,9 @@ def likelihood(
     data_dir: opt.DataDir = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Estimate the mean log-likelihood of samples, in nats, with an uncertainty interval.
+    """Estimate the mean log-likelihood of samples in nats, with an uncertainty interval.
 
-    The ends of the interval are estimated by forward and reverse annealed importance sampling.
+    The interval combines estimates from forward and reverse annealed importance sampling.
     """
     model = opt.load_model(model_folder, device, "log_likelihood", seed)
     found = model.log_likelihood(opt.read(source, data_dir, rows), n_chains=chains, n_steps=temperatures)
@@ -149,7 +149,7 @@ def sample(
 def _initial_states(
     model: Any, n: int, start: Start | None, data: str | None, data_dir: Path | None
 ) -> "tuple[Start | NDArray[Any], str]":
-    """Return the argument `init` for the method `sample`, and a description of the initial states."""
+    """Return the `init` argument of the `sample` method, and a description of the initial states."""
     if data is not None:
         states = opt.read(data, data_dir)
         return states.take(range(n), 0, mode="wrap"), data
@@ -200,7 +200,7 @@ def inpaint(
 
 
 def _read_mask(path: Path, shape: tuple[int, ...], n: int, rows: slice | None) -> "NDArray[Any]":
-    """Read one mask for all samples, or one mask for each of the selected `rows` of n samples."""
+    """Read a single mask for all samples, or the masks of the selected `rows` if there is one mask per sample."""
     from mvrbm.io.arrays import read_mask
 
     known = read_mask(path, (n, *shape))
@@ -208,7 +208,7 @@ def _read_mask(path: Path, shape: tuple[int, ...], n: int, rows: slice | None) -
 
 
 def _known_entries(samples: Any, shape: tuple[int, ...], hide: Half | None, source: str) -> "NDArray[Any]":
-    """Return a mask of the known entries: those outside the half `hide`, or all non-NaN entries if `hide` is None."""
+    """Return a mask that is False in the half `hide`, or for NaN if `hide` is None, and True for all other entries."""
     from mvrbm.io.arrays import half_mask, known_entries
 
     if hide is not None:

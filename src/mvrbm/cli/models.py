@@ -16,7 +16,7 @@ _PARTS = ("visible", "hidden", "couplings")
 
 
 def info(model_folder: ModelFolder, as_json: AsJson = False) -> None:
-    """Show the class, layers, parameters and files of a model."""
+    """Show the class, layers, parameters and files of a saved model."""
     import mvrbm
     from mvrbm.hub import find
     from mvrbm.saving import read_config

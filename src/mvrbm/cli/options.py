@@ -37,7 +37,7 @@ _MAX_ENTRIES = 2**31
 
 
 class Shape(tuple[int, ...]):
-    """Tuple of axis lengths that is formatted as ``25x25``."""
+    """Tuple of axis lengths whose string representation has the form ``25x25``."""
 
     def __str__(self) -> str:
         return times(self)
@@ -62,7 +62,7 @@ def parse_shape(value: str | Shape) -> Shape:
 
 
 def parse_rows(value: str | slice) -> slice:
-    """Parse a number of samples such as ``100``, or a slice such as ``100:200``."""
+    """Parse a number of samples, such as ``100``, or a range of samples, such as ``100:200``."""
     if isinstance(value, slice):
         return value
     if not re.fullmatch(r"[0-9]{1,12}|[0-9]{0,12}:[0-9]{0,12}(:[0-9]{0,12})?", value) or value in ("0", ":0"):
@@ -139,7 +139,7 @@ def given_options(**settings: Any) -> list[str]:
 
 
 def check_absent(reason: str, **settings: Any) -> None:
-    """Raise a usage error if one of the options in `settings` was given.
+    """Raise a usage error if any of the options in `settings` was given.
 
     `reason` follows the name of the option in the message, such as "has no effect without --model".
     """
@@ -148,14 +148,14 @@ def check_absent(reason: str, **settings: Any) -> None:
 
 
 def check_conflicts(option: str, reason: str, **settings: Any) -> None:
-    """Raise a usage error if `option` was given together with one of the options in `settings`."""
+    """Raise a usage error if any of the options in `settings` was given together with `option`."""
     given = given_options(**settings)
     if given:
         raise UsageError(f"{option} cannot be combined with {' or '.join(given)} because {reason}")
 
 
 def check_not_training(model_folder: Path | None, **settings: Any) -> None:
-    """Raise a usage error if --model was given together with one of the training options in `settings`."""
+    """Raise a usage error if --model was given together with any of the training options in `settings`."""
     if model_folder is not None:
         check_conflicts("--model", f"the model in {model_folder} is already trained", **settings)
 
@@ -232,7 +232,7 @@ def trained_or_loaded(
 def progress_callbacks(quiet: bool) -> list[Callback]:
     """Return the callbacks that show progress: a progress bar on a terminal, or one line per epoch elsewhere.
 
-    The list is empty if `quiet` is True.
+    If `quiet` is True, the list is empty.
     """
     from mvrbm.training import EpochLines, ProgressBar
 
@@ -256,9 +256,9 @@ def read(source: str, data_dir: Path | None, rows: slice | None = None, out: Pat
 
 
 def tiles(rows: slice | None, out: Path, n: int) -> slice | None:
-    """Return the slice of samples to write to `out`, or None for all samples.
+    """Return the slice of samples to write to `out`, or None to write all samples.
 
-    If `rows` is None and `out` is an image, the slice is limited to the first `MOST_TILES` of n samples.
+    If `rows` is None and `out` is an image, only the first `MOST_TILES` of the n samples are written.
     """
     if rows is not None or is_array(out) or n <= MOST_TILES:
         return rows
@@ -277,7 +277,7 @@ def chosen(samples: Any, rows: slice | None, source: str) -> Any:
 
 
 def check_same_size(samples: Any, training: Any, source: str, train: str) -> None:
-    """Raise ValueError if the samples in two arrays have different numbers of entries."""
+    """Raise ValueError if the samples in `samples` and `training` have different numbers of entries."""
     if math.prod(training.shape[1:]) != math.prod(samples.shape[1:]):
         raise ValueError(
             f"--train {train} has samples of shape {times(training.shape[1:])}, "
@@ -289,7 +289,7 @@ def check_same_size(samples: Any, training: Any, source: str, train: str) -> Non
 
 
 def is_array(out: Path) -> bool:
-    """Return whether a path is an array file rather than an image."""
+    """Return whether a path refers to an array file rather than an image."""
     return out.suffix.lower() == ".npy"
 
 
@@ -305,7 +305,7 @@ def write_samples(
 ) -> None:
     """Write samples to a .npy file or a contact sheet and print their shape and dtype.
 
-    `shape` is the shape of one sample. `details` is added to the JSON result, and `words` is added to the line of text.
+    `shape` is the shape of one sample. `details` is added to the JSON output, and `words` is added to the text output.
     `columns` is the number of columns in the contact sheet.
     """
     from mvrbm.io.arrays import write_output

@@ -1,4 +1,4 @@
-"""The ``mvrbm outliers`` command, which trains an outlier detector, scores samples and maps their unusual entries."""
+"""The ``mvrbm outliers`` command, which trains an outlier detector, scores samples and locates unusual entries."""
 
 import sys
 from pathlib import Path
@@ -87,7 +87,8 @@ def outliers(
 def _read(source: str, train: str | None, data_dir: Path | None, rows: slice | None) -> tuple[Any, Any]:
     """Read the samples to score and the samples to train on, which are the same if `train` is None.
 
-    Tables are read as data frames if any of them has text columns, which are categorical, or as arrays otherwise.
+    If any table has text columns, tables are read as data frames, and text columns are treated as categorical.
+    Otherwise, tables are read as arrays.
     """
     samples = _read_frame(source)
     training = None if train is None else _read_frame(train)
@@ -116,14 +117,14 @@ def _numbers(frame: Any, source: str | None) -> Any:
 
 
 def _categorical_columns(samples: Any) -> list[str]:
-    """Return the names of the text columns if the samples are a data frame."""
+    """Return the names of the text columns of a data frame, or an empty list for other samples."""
     from mvrbm.io.tables import text_columns
 
     return text_columns(samples) if hasattr(samples, "iloc") else []
 
 
 def _write_maps(out: Path, detector: Any, samples: Any, order: list[int], force: bool, columns: int | None) -> None:
-    """Write the maps of all samples to a .npy file, or a contact sheet of the first samples in `order` to an image."""
+    """Write the maps of all samples to a .npy file, or the maps of the first samples in `order` to an image."""
     from mvrbm.io.arrays import write_output
 
     explained = samples if opt.is_array(out) else samples[order[: opt.MOST_TILES]]

@@ -29,7 +29,7 @@ def page(
     """Write an HTML file that runs a model in the browser.
 
     On the page, you can draw part of an image and watch the model complete it, or let the model draw samples. The model
-    must have one visible layer with two axes of Bernoulli or Gaussian units. It may also have one label layer.
+    must have a single two-dimensional visible layer of Bernoulli or Gaussian units. It can also have a label layer.
     """
     import mvrbm
     from mvrbm.io.atomic import check_output

@@ -13,7 +13,7 @@ _INTERVAL = 0.5
 
 @contextlib.contextmanager
 def progress_line() -> Iterator[None]:
-    """If standard error is a terminal, show the number of samples, Gibbs steps or epochs processed so far."""
+    """Inside the context, show the number of completed samples, Gibbs steps or epochs if stderr is a terminal."""
     from mvrbm.progress import listening
 
     line = _Line()
@@ -32,7 +32,7 @@ class _Line:
         self.width = 0
 
     def add(self, unit: str, count: int) -> None:
-        """Increase the count for a unit such as epochs, and redraw the line if an update is due."""
+        """Add `count` to the total for `unit` (epochs, for example), and redraw the line if an update is due."""
         self.counts[unit] = self.counts.get(unit, 0) + count
         now = time.monotonic()
         if now - self.shown > (_INTERVAL if self.width else _DELAY):

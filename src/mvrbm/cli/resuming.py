@@ -1,4 +1,4 @@
-"""Outputs and checkpoints of training commands (--out, --log, --checkpoints, --resume and --force)."""
+"""Handle the outputs and checkpoints of training commands (--out, --log, --checkpoints, --resume and --force)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IgnoreMismatch = Annotated[bool, opt.new(_MISMATCH_HELP, "--ignore-mismatch")]
 
 @dataclass(frozen=True)
 class Resuming:
-    """Options that specify how a training command treats the results of an earlier run."""
+    """Options that specify how a training command handles the results of an earlier run."""
 
     out: Path | None
     checkpoints: Path | None
@@ -34,13 +34,13 @@ class Resuming:
     log: Path | None = None
 
     def after_restart(self) -> Resuming:
-        """Resume if torchrun has restarted this process, because existing files come from the previous attempt."""
+        """Return options that resume the run if torchrun has restarted this process, or unchanged options otherwise."""
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
             return self
         return replace(self, resume=self.checkpoints is not None, force=True)
 
     def check(self) -> bool:
-        """Return whether there is a checkpoint to resume from. Raise an error if an output cannot be written."""
+        """Return whether to resume from an existing checkpoint. Raise an error if an output cannot be written."""
         from mvrbm.io.atomic import check_folder, check_output
         from mvrbm.training.checkpoints import stored_checkpoints
 
@@ -87,7 +87,7 @@ class Resuming:
             file.write(json.dumps({"outputs": outputs}).encode())
 
     def _own_outputs(self) -> list[str]:
-        """Return the output paths of the run that is resumed, or an empty list if no run is resumed."""
+        """Return the output paths of the run to resume, or an empty list if there is no such run."""
         from mvrbm.saving import read_json
 
         if not self.resume or self.checkpoints is None or not (self.checkpoints / _OUTPUTS).is_file():
@@ -96,7 +96,10 @@ class Resuming:
         return found if isinstance(found, list) else []
 
     def interrupted(self, progress: str, cause: BaseException, *, saved: bool) -> opt.Interrupted:
-        """Return the exception that reports an interrupt. `progress` is appended to "interrupted" in the message."""
+        """Return the exception that reports an interrupt.
+
+        `progress` is appended to "interrupted" in the message. `saved` is whether the model was saved.
+        """
         where = f"the partially trained model was saved to {self.out}" if saved else "no model was saved"
         advice = "use --checkpoints to make training resumable"
         if self.checkpoints is not None:

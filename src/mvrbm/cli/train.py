@@ -1,4 +1,4 @@
-"""The ``mvrbm train`` command, which builds an estimator from options, fits it and describes the result."""
+"""The ``mvrbm train`` command, which builds an estimator from options, fits it, and prints a summary."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SWEEP_HELP = "Train all combinations of values, such as 'rank=1,2;batch_size=50
 
 @dataclass(frozen=True)
 class _Outcome:
-    """Outcome of training: the JSON result, the line of text, and the interrupt that ended training, if any."""
+    """Outcome of training: the JSON output, the text output, and the interrupt that ended training, if any."""
 
     result: dict[str, Any]
     text: str
@@ -228,7 +228,7 @@ def _read_samples(
 
 
 def _check_axes(hidden: opt.Shape, shape: tuple[int, ...]) -> None:
-    """Raise ValueError if a hidden layer with several axes does not have as many axes as a sample."""
+    """Raise ValueError if the hidden layer has several axes, but not as many as a sample."""
     if len(hidden) > 1 and len(hidden) != len(shape):
         raise ValueError(
             f"--hidden {hidden} has {len(hidden)} axes, but samples have {len(shape)} ({opt.times(shape)}); "
@@ -277,7 +277,7 @@ def _callbacks(model: Any, samples: Any, known: Any, log: Path | None, checkpoin
 
 
 def _fit(model: Any, samples: Any, out: Path, **arguments: Any) -> _Outcome:
-    """Fit and save the model. Return the outcome. If training is interrupted, save the partially trained model."""
+    """Fit and save the model, and return the outcome. If training is interrupted, save the partly trained model."""
     began = time.perf_counter()
     interrupt = None
     try:
@@ -316,7 +316,7 @@ def _fit(model: Any, samples: Any, out: Path, **arguments: Any) -> _Outcome:
 
 
 def _parse_grid(text: str, model: Any) -> dict[str, list[Any]]:
-    """Parse a parameter grid such as ``name=value,value;name=value`` into lists of values by parameter name."""
+    """Parse a parameter grid such as ``name=value,value;name=value`` into lists of values keyed by parameter name."""
     grid: dict[str, list[Any]] = {}
     for part in filter(None, map(str.strip, text.split(";"))):
         name, _, values = part.partition("=")

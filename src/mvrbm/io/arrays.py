@@ -57,9 +57,9 @@ def read_array(
         - an image, a folder of images of the same size, or a folder with one such subfolder per class,
         - the name of a dataset, such as ``mnist`` or ``mnist:test``. Use ``./mnist`` to read a file with that name.
     data_dir : path, optional
-        Folder in which to look for datasets first.
+        Folder to search for datasets before the default locations.
     largest : int
-        Maximum size in bytes of an array that is read into memory.
+        Maximum size, in bytes, of an array that is read into memory.
 
     Returns
     -------
@@ -118,7 +118,7 @@ def _read_file(path: Path, key: str | None, largest: int) -> Array:
 
 
 def split_key(text: str) -> tuple[Path, str | None]:
-    """Split ``"file.npz:key"`` into a path and a key. The key is None for files that cannot contain multiple arrays."""
+    """Split ``"file.npz:key"`` into a path and a key. The key is None if the format cannot contain several arrays."""
     place, colon, key = text.rpartition(":")
     if colon and place.endswith((".npz", *TABLES, *STORES)):
         return Path(place), key
@@ -126,7 +126,7 @@ def split_key(text: str) -> tuple[Path, str | None]:
 
 
 def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Array | Rows:
-    """Read samples for an estimator as an array of shape (n, ...) and dtype uint8, float32 or float64.
+    """Read samples for an estimator as an array of shape (n, ...) with dtype uint8, float32 or float64.
 
     For a folder of ``.npy`` files or a large array in an HDF5 or zarr file, return a :class:`~mvrbm.io.shards.Rows`
     object, which reads samples from disk on demand. See :func:`read_array` for other sources.
@@ -156,13 +156,13 @@ def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[s
         One of
 
         - a ``.txt`` file with one label per line,
-        - a ``.npy`` file, which may also contain strings,
+        - a ``.npy`` file, which can also contain strings,
         - ``file.csv:column``, which selects a column of a table,
         - a folder with one subfolder of images per class, where the names of the subfolders are the labels,
         - the name of a dataset,
         - any other source that :func:`read_array` accepts.
     data_dir : path, optional
-        Folder in which to look for datasets first.
+        Folder to search for datasets before the default locations.
     """
     text = os.fspath(source)
     path, key = split_key(text)
@@ -237,8 +237,8 @@ def _read_gray(path: Path) -> NDArray[np.uint8]:
 def known_entries(samples: Array, *, nan_is_missing: bool) -> NDArray[np.bool_] | None:
     """Return a mask that is True for known entries, or None if all entries are known.
 
-    If `nan_is_missing` is true, NaN marks missing entries. Otherwise, InputError is raised for NaN. InputError is
-    always raised for infinite entries.
+    If `nan_is_missing` is True, NaN entries are treated as missing. Otherwise, NaN raises InputError. Infinite entries
+    always raise InputError.
     """
     if samples.dtype.kind != "f" or np.isfinite(samples).all():
         return None
@@ -250,9 +250,9 @@ def known_entries(samples: Array, *, nan_is_missing: bool) -> NDArray[np.bool_] 
 
 
 def read_mask(source: str | os.PathLike[str], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Read a mask that is True for known entries of an array of shape `shape`.
+    """Read a mask that is True for the known entries of an array with the given shape.
 
-    The source must contain only booleans, only 0 and 1, or only 0 and 255. The result has shape `shape`, or
+    The source must contain booleans, the values 0 and 1, or the values 0 and 255. The result has shape `shape`, or
     ``shape[1:]`` if all samples share one mask.
     """
     array = np.asarray(read_array(source))
@@ -271,9 +271,9 @@ def read_mask(source: str | os.PathLike[str], shape: tuple[int, ...]) -> NDArray
 
 
 def half_mask(shape: tuple[int, ...], hidden: str) -> NDArray[np.bool_]:
-    """Return a mask of shape `shape` that is False in one half of a sample and True in the other half.
+    """Return a mask for samples of shape `shape` that is False in one half and True in the other half.
 
-    `hidden` is the half that is False: ``"left"``, ``"right"``, ``"top"`` or ``"bottom"``.
+    `hidden` specifies the half that is False: ``"left"``, ``"right"``, ``"top"`` or ``"bottom"``.
     """
     if len(shape) < 2:
         raise InputError(f"a sample of shape {shape} has no {hidden} half; use a mask instead")
@@ -315,7 +315,7 @@ def contact_sheet(array: Array, *, stretch: bool = False, columns: int | None = 
         Whether to map the smallest value to black and the largest value to white instead of clipping. Ignored for
         uint8.
     columns : int, optional
-        Number of samples in each row of the grid. By default, the grid has about as many rows as columns.
+        Number of columns in the grid. By default, the grid is approximately square.
     """
     array = as_pictures(array)
     if array.dtype != np.uint8:
@@ -344,8 +344,8 @@ def write_output(
 ) -> Path:
     """Write an array to a ``.npy`` file, or write samples to an image file as a :func:`contact_sheet`.
 
-    Small contact sheets with multiple samples are enlarged by an integer factor. A single sample keeps its size. An
-    existing file is replaced only if `force` is true. Returns the path of the file.
+    Small contact sheets with several samples are enlarged by an integer factor. A single sample is not enlarged. An
+    existing file is replaced only if `force` is True. Returns the path to the file.
     """
     path = check_output(path, force, (".npy", *IMAGE_SUFFIXES))
     encoded = io.BytesIO()  # If np.save fails on a real file, its error message does not give the reason.

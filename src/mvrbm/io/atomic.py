@@ -65,7 +65,7 @@ def check_output(path: str | os.PathLike[str], force: bool = False, suffixes: Se
     force : bool
         Whether an existing file may be replaced.
     suffixes : sequence of str
-        Accepted file name suffixes. If empty, any suffix is accepted.
+        Accepted file name suffixes. An empty sequence accepts any suffix.
     """
     path = Path(path)
     if suffixes and path.suffix.lower() not in suffixes:
@@ -104,7 +104,7 @@ def _exists(path: Path) -> bool:
 
 
 def usual_mode(mode: int) -> int:
-    """Return the permission bits of a new file: `mode` without the bits that are set in the umask."""
+    """Return the permission bits of a new file, which are `mode` without the bits set in the umask."""
     mask = os.umask(0)
     os.umask(mask)
     return mode & ~mask
@@ -180,7 +180,7 @@ def replace_folder(folder: str | os.PathLike[str], replaceable: Callable[[Path],
 
 
 def _move_into_place(staging: Path, target: Path) -> None:
-    """Rename a finished folder to `target`. This takes two steps if `target` exists (see the module docstring)."""
+    """Rename a finished folder to `target`. If `target` exists, this takes two steps (see the module docstring)."""
     former = _former(target)
     replaces = target.exists()
     if replaces:
@@ -196,14 +196,14 @@ def _move_into_place(staging: Path, target: Path) -> None:
 
 
 def _former(target: Path) -> Path:
-    """Return the path to which the old folder is renamed while it is being replaced."""
+    """Return the temporary path of the old folder while `target` is being replaced."""
     return target.parent / f".{target.name}.former"
 
 
 def recover_folder(folder: Path) -> Path:
-    """Restore `folder` if a process was killed while replacing it, and return its path.
+    """Restore `folder` if a process was killed while replacing it, and return `folder`.
 
-    If another process may still be replacing the folder, wait for a short time first.
+    This function first waits for a short time, in case another process is still replacing the folder.
     """
     with contextlib.suppress(OSError, ValueError):
         target = _follow_link(folder)
@@ -216,7 +216,7 @@ def recover_folder(folder: Path) -> Path:
 
 
 def remove_leftovers(home: Path, prefix: str) -> None:
-    """Remove temporary folders whose names start with `prefix` and that killed processes left behind in `home`."""
+    """Remove temporary folders that killed processes left in `home`. Their names start with `prefix`."""
     for folder in home.iterdir():
         if folder.name.startswith(prefix):
             with contextlib.suppress(OSError), lock(folder) as locked:
@@ -226,10 +226,10 @@ def remove_leftovers(home: Path, prefix: str) -> None:
 
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[bool]:
-    """Acquire an exclusive lock on a folder, or raise BlockingIOError if another process has locked it.
+    """Lock a folder inside the context, or raise BlockingIOError if another process has locked it.
 
-    The operating system releases the lock when the process ends for any reason. Yield True if the folder is locked, or
-    False if the platform or the file system does not support locks.
+    Yields True if the folder is locked, or False if the platform or the file system does not support locks. The
+    operating system releases the lock when the process ends, even if the process is killed.
     """
     if sys.platform == "win32":
         yield False
@@ -249,7 +249,7 @@ def lock(folder: Path) -> Iterator[bool]:
 
 
 def finish_folder(folder: Path) -> None:
-    """Set the default permissions on a folder and its files, and flush them to disk."""
+    """Set default permissions on a folder and its files, and flush the folder and the files to disk."""
     folder.chmod(usual_mode(0o777))
     for file in folder.iterdir():
         file.chmod(usual_mode(0o666))

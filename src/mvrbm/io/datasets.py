@@ -1,9 +1,9 @@
 """Load named datasets.
 
-MNIST and Fashion-MNIST must be downloaded once. All other datasets are included in other packages.
+MNIST and Fashion-MNIST must be downloaded once. All other datasets are included in third-party packages.
 
-:func:`load` returns a dataset by name, :func:`where` locates its files, and :func:`fetch` downloads them. `formats`
-reads the files.
+:func:`load` loads a dataset by name, :func:`where` locates its files, and :func:`fetch` downloads them. `formats` reads
+the files.
 """
 
 import importlib.util
@@ -49,7 +49,7 @@ class Dataset:
 
 
 class _Files(NamedTuple):
-    """A dataset that consists of four idx files, which are downloaded from public mirrors."""
+    """A dataset that consists of four idx files and can be downloaded from public mirrors."""
 
     description: str
     mirrors: tuple[str, ...]
@@ -60,7 +60,7 @@ class _Files(NamedTuple):
 
 
 class _Packaged(NamedTuple):
-    """A dataset included in another package."""
+    """A dataset that is included in another package."""
 
     description: str
     package: str
@@ -84,7 +84,7 @@ def load(name: str, *, split: str = "train", data_dir: str | os.PathLike[str] | 
     split : {"train", "test", "all"}
         Split to load. For datasets without a test split, ``"train"`` contains all samples.
     data_dir : path, optional
-        Folder in which to look for the files of downloadable datasets first.
+        Folder to search for downloaded datasets before the default locations.
     """
     entry = _entry(name)
     if split not in ("train", "test", "all"):
@@ -162,7 +162,7 @@ def _is_another_set(test_labels: Path, entry: _Files) -> bool:
 def fetch(name: str, *, show_progress: bool = True) -> Path:
     """Download a dataset to the cache, unless it is already there, and return its folder.
 
-    A file is given its final name only after its checksum has been verified.
+    Files are downloaded under temporary names and renamed after their checksums have been verified.
     """
     entry = _entry(name)
     folder = _cache(name)
@@ -202,14 +202,14 @@ def _download(name: str, mirrors: Sequence[str], target: Path, checksum: str, sh
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return the message of the innermost exception of a failed request. The outer exceptions add no information."""
+    """Return the message of the innermost exception raised by a failed request. Outer exceptions add no information."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return getattr(error, "strerror", None) or first_line(error)
 
 
 class _SizeGuard:
-    """Silent replacement for pooch's progress bar that aborts a download if it is much larger than expected."""
+    """Silent replacement for pooch's progress bar that aborts downloads that are much larger than expected."""
 
     total = 0
     received = 0
@@ -232,7 +232,7 @@ _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def patches(images: Sequence[Array], size: int | tuple[int, int], n: int, seed: int = 0) -> NDArray[np.float32]:
-    """Extract random patches from images and convert them to grayscale.
+    """Extract random grayscale patches from images.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ def patches(images: Sequence[Array], size: int | tuple[int, int], n: int, seed: 
         Grayscale images of shape (rows, columns) or color images of shape (rows, columns, 3). Values of dtype uint8 are
         divided by 255. Floats are left unchanged.
     size : int or (int, int)
-        Number of rows and columns in a patch.
+        Numbers of rows and columns in a patch. An int gives square patches.
     n : int
         Number of patches. All positions in all images are equally likely.
     seed : int

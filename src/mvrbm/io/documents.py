@@ -1,4 +1,4 @@
-"""Read word counts of documents from text files, CSV files, svmlight files or npz files."""
+"""Read documents as word counts from text, CSV, svmlight or npz files."""
 
 import csv
 import sys
@@ -25,7 +25,7 @@ _WORD = r"(?u)\b[^\W\d_]{3,}\b"
 def read_documents(
     path: Path, *, column: str | None = None, vocabulary: Path | None = None, max_words: int = 2000
 ) -> tuple[Any, list[str]]:
-    """Read documents and return a sparse matrix of word counts, of shape (n, n_words), and a list of the words.
+    """Read documents and count the words in each document.
 
     Parameters
     ----------
@@ -41,10 +41,18 @@ def read_documents(
     column : str, optional
         Name of the text column in a .csv file. Default: the only column, or the column named ``text``.
     vocabulary : Path, optional
-        Vocabulary for a file of counts. The first field on each line is the word. If None, word indices are used as
+        Vocabulary file for a file of counts. The first field on each line is a word. If None, word indices are used as
         words.
     max_words : int
-        Maximum size of the vocabulary for text. The most frequent words are kept, excluding English stop words.
+        Maximum size of the vocabulary when reading text. The most frequent words are kept, excluding English stop
+        words.
+
+    Returns
+    -------
+    counts : sparse matrix of shape (n, n_words)
+        Number of occurrences of each word in each document.
+    words : list of str
+        Vocabulary.
     """
     if path.suffix.lower() in COUNT_SUFFIXES and path.is_file():
         with np.errstate(over="ignore"):  # Counts too large for float32 become infinite and raise an error below.
@@ -115,7 +123,7 @@ def _column(path: Path, column: str | None) -> Iterator[str]:
 
 
 def _svmlight(path: Path) -> tuple[Any, int]:
-    """Return the counts and the index of the first word, which is 0 if index 0 occurs in the file and 1 otherwise."""
+    """Return the counts and the index of the first word, which is 0 if the file contains index 0, or 1 otherwise."""
     # scikit-learn's reader requires sorted indices, but many files are not sorted.
     ends = [0]
     words = []

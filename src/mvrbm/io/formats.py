@@ -1,7 +1,7 @@
 """Read arrays from .npy, .npz and idx files, and list image files in folders.
 
 `pictures` reads images, and `arrays` selects the reader for a file, a folder or a dataset name. Before allocating
-memory, every reader compares the array size in a file's header with the actual file size. Pickles are never read.
+memory, every reader compares the array size declared in the header with the actual file size. Pickles are never read.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def images_in(folder: Path) -> list[Path]:
 def images_by_class(folder: Path) -> dict[str, list[Path]]:
     """Return a mapping from the name of each subfolder to the image files in that subfolder.
 
-    A folder that directly contains images or has no subfolders is treated as a single class named "".
+    A folder that contains images itself or has no subfolders is treated as a single class, whose name is empty.
     """
     inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     if not inner or any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.iterdir()):
@@ -96,7 +96,7 @@ def reading(path: Path) -> Iterator[None]:
 def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False, texts: bool = False) -> Array:
     """Open a ``.npy`` file as a read-only memory map.
 
-    The file must contain booleans, integers or floats. Strings are also accepted if `texts` is true.
+    The file must contain booleans, integers or floats, or strings if `texts` is True.
     """
     path = Path(path)
     with reading(path), path.open("rb") as file:
@@ -117,8 +117,8 @@ def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False, texts: 
 def check_mapped(array: Any) -> None:
     """Raise InputError if the file behind a memory-mapped array has been truncated.
 
-    Reading a truncated memory map would kill the process. This check does not help if the file is truncated after the
-    check.
+    Reading a truncated memory map would kill the process. This function cannot detect truncation that occurs after it
+    returns.
     """
     file = array
     while file is not None and not isinstance(file, mmap.mmap):
@@ -131,7 +131,7 @@ def check_mapped(array: Any) -> None:
 
 
 def read_npz(path: str | os.PathLike[str], key: str | None = None, *, largest: int = LARGEST) -> Array:
-    """Read an array from a ``.npz`` archive. `key` may be None if the archive contains only one array."""
+    """Read an array from a ``.npz`` archive. `key` can be None if the archive contains only one array."""
     path = Path(path)
     with reading(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -206,7 +206,7 @@ def _read_entries(
 
 
 def some_of(names: Iterable[str], most: int = 8) -> str:
-    """Join names with commas for use in a message. Names after the first `most` are replaced with an ellipsis."""
+    """Join names with commas for a message. If there are more than `most` names, the rest become an ellipsis."""
     names = list(names)
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 

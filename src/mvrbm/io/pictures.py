@@ -144,7 +144,7 @@ def read_pictures(folder: str | os.PathLike[str]) -> list[Picture]:
 
 
 def _upright(pixels: Array, orientation: int) -> Array:
-    """Rotate and flip pixels to the upright orientation, given their EXIF orientation."""
+    """Rotate and flip pixels so that an image with the given EXIF orientation is upright."""
     if orientation in (5, 6, 7, 8):
         pixels = pixels.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):
@@ -157,7 +157,7 @@ def _upright(pixels: Array, orientation: int) -> Array:
 def _content(path: Path) -> bytes:
     """Return the contents of a file.
 
-    Images are decoded in memory because, given a file, Pillow would request as many bytes as its header declares.
+    Images are decoded in memory because Pillow would otherwise request as many bytes as the file header declares.
     """
     size = check_regular_file(path)
     if not 0 < size <= _BYTES_PER_PIXEL * LARGEST:
@@ -192,7 +192,7 @@ def _as_input_errors(path: Path) -> Iterator[None]:
 
 
 def _pixels(path: Path, image: Image.Image) -> tuple[Array, tuple[str, ...]]:
-    """Return the pixels of a loaded image and messages for the user."""
+    """Return the pixels of a loaded image and notes to show to the user."""
     if image.mode.startswith("I"):
         values = np.asarray(image)
         low, high = values.min(), values.max()
@@ -220,7 +220,7 @@ def _from_cmyk(image: Image.Image) -> Image.Image:
 def _low_bytes(content: bytes, image: Image.Image) -> Array | None:
     """Return the low byte of each value in a 16-bit color image, or None for other images.
 
-    Pillow reads only the high byte of each value. With the opposite byte order, it reads the low byte.
+    Pillow reads only the high byte of each value. Decoding again with swapped byte order gives the low byte.
     """
     swapped = {"16B": "16L", "16L": "16B", "16N": "16B" if sys.byteorder == "little" else "16L"}
     # The last field of a tile contains the decoder arguments: the pixel layout, or a tuple that starts with it.
@@ -239,7 +239,7 @@ def _low_bytes(content: bytes, image: Image.Image) -> Array | None:
 
 
 def _exif(image: Image.Image) -> tuple[int, bytes]:
-    """Return the orientation, and the EXIF block without the tags for the orientation and the original file layout."""
+    """Return the orientation and the EXIF data without the tags for orientation and file layout."""
     kept = Image.Exif()
     try:
         exif = image.getexif()
@@ -257,7 +257,7 @@ def _exif(image: Image.Image) -> tuple[int, bytes]:
 
 
 class Format(NamedTuple):
-    """Capabilities of an output file format and the options passed to Pillow."""
+    """Capabilities of an output file format, and the options passed to Pillow when writing it."""
 
     #: Pillow's name for the format.
     name: str
@@ -295,7 +295,7 @@ FORMATS: dict[str, Format] = {
 
 
 def check_format(path: str | os.PathLike[str], picture: Picture, scale: int = 1) -> tuple[str, ...]:
-    """Check whether a file format can store an image that will be enlarged by a factor of `scale`.
+    """Check whether the format of the file `path` can store an image after it is enlarged by a factor of `scale`.
 
     Return one message for each property of the image that would be lost. Raise InputError if the format cannot store
     the image at all.
@@ -333,7 +333,7 @@ def write_picture(path: str | os.PathLike[str], picture: Picture, force: bool = 
     """Write an image to a file atomically and return the path.
 
     The suffix of `path`, one of `FORMATS`, determines the format. If the format does not support 16 bits, values are
-    rounded to 8 bits. An existing file is replaced only if `force` is true.
+    rounded to 8 bits. An existing file is replaced only if `force` is True.
     """
     path = check_output(path, force, tuple(FORMATS))
     check_format(path, picture)
@@ -352,7 +352,7 @@ def write_picture(path: str | os.PathLike[str], picture: Picture, force: bool = 
 def _encoded(path: Path, picture: Picture, form: Format) -> memoryview:
     """Encode an image in memory.
 
-    Some encoders require a seekable file. Encoding in memory also separates encoder errors from disk errors.
+    Some encoders require a seekable file, and encoding in memory separates encoder errors from disk errors.
     """
     encoded = io.BytesIO()
     try:

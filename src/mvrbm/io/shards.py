@@ -1,6 +1,6 @@
-"""Datasets larger than memory, whose samples are read on demand from shards, stored arrays or PyTorch datasets.
+"""Datasets larger than memory. Samples are read on demand from shards, stored arrays or PyTorch datasets.
 
-A folder of shards contains ``.npy`` files, which may differ in length.
+Shards are ``.npy`` files in a folder. They can contain different numbers of samples.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_folder_of_shards(path: str | os.PathLike[str]) -> bool:
 class Rows(ABC):
     """Base class for array-like datasets that are larger than memory. Samples are read when they are indexed.
 
-    Estimators accept such datasets in place of arrays. `dtype` is uint8, float32 or float64.
+    Estimators accept these datasets in place of arrays. The `dtype` attribute is uint8, float32 or float64.
     """
 
     #: Whether a row can change between reads, for example because of random augmentation.
@@ -47,7 +47,7 @@ class Rows(ABC):
 
     @abstractmethod
     def _read(self, numbers: Array) -> Array:
-        """Read the rows with the given indices as an array of shape (m, ...).
+        """Read the rows with the m indices `numbers` and return an array of shape (m, ...).
 
         The number of entries per row must match the shape of a sample.
         """
@@ -58,7 +58,7 @@ class Rows(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the dataset, including the number of samples."""
+        """Shape of the dataset: the number of samples, followed by the shape of a sample."""
         return (len(self), *self._sample)
 
     @property
@@ -75,7 +75,7 @@ class Rows(ABC):
         return other
 
     def __getitem__(self, rows: Sequence[int] | slice | Array) -> Array:
-        """Read the rows selected by indices or a slice as an array of shape ``(m, *shape[1:])``."""
+        """Read the m rows selected by indices or a slice. Return an array of shape ``(m, *shape[1:])``."""
         numbers = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
         if len(numbers) and (numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= len(self)):
             raise ShardError(f"row indices must be integers from 0 to {len(self) - 1}, got {numbers!r:.60}")
@@ -90,7 +90,7 @@ class Rows(ABC):
 class Shards(Rows):
     """The rows of several ``.npy`` files, concatenated in the order of the file names.
 
-    The files are memory-mapped. Files may be empty, but at least one file must contain a row.
+    The files are memory-mapped. Some of them can be empty, but at least one file must contain a row.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class StoredRows(Rows):
     Parameters
     ----------
     array : array
-        Any object that has `shape` and `dtype` and can be indexed with an array of increasing integers.
+        Object that has the attributes `shape` and `dtype` and supports indexing with an array of increasing integers.
     """
 
     def __init__(self, array: Any) -> None:
@@ -148,7 +148,7 @@ class StoredRows(Rows):
 
 
 class DatasetRows(Rows):
-    """The samples in a map-style PyTorch dataset or any other sequence.
+    """The samples in a map-style PyTorch dataset or another sequence.
 
     Parameters
     ----------

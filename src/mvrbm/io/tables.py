@@ -40,12 +40,12 @@ def read_table(path: Path, columns: str | None = None, *, largest: int = LARGEST
     Parameters
     ----------
     path : Path
-        A Parquet file, or a CSV file separated by commas, semicolons or tabs. CSV files may be compressed with gzip. If
-        a CSV file has no header, its columns are named "0", "1", and so on.
+        Parquet or CSV file. The fields of a CSV file can be separated by commas, semicolons or tabs, and the file can
+        be compressed with gzip. If a CSV file has no header, its columns are named "0", "1", and so on.
     columns : str, optional
         Columns to keep, as in ``"a,b"``, or columns to drop, as in ``"-a,-b"``. If None, all columns are kept.
     largest : int
-        Maximum size of the table in bytes.
+        Maximum size of the table, in bytes.
     """
     check_regular_file(path)
     pandas = require("pandas", f"reading {path.name}", "tables")
@@ -85,7 +85,7 @@ def _read_csv(path: Path, largest: int, pandas: Any) -> Any:
 
 
 def _text_size(path: Path, largest: int) -> int:
-    """Return the size of a file after decompression. Decompression stops once the size exceeds `largest` bytes."""
+    """Return the decompressed size of a file in bytes. Decompression stops once the size exceeds `largest`."""
     if path.suffix != ".gz":
         return check_regular_file(path)
     size = 0
@@ -140,8 +140,8 @@ def text_columns(frame: Any) -> list[str]:
 def table_samples(frame: Any, path: Path) -> Array:
     """Convert a numeric DataFrame to an array with one row per sample.
 
-    The dtype is uint8 if all values are nonnegative integers and the maximum is 255. Otherwise, it is float64, and
-    missing values become NaN.
+    The dtype is uint8 if all values are nonnegative integers and the largest value is 255. Otherwise, the dtype is
+    float64, and missing values become NaN.
     """
     text = text_columns(frame)
     if text:
@@ -158,7 +158,7 @@ def table_samples(frame: Any, path: Path) -> Array:
 
 
 def table_labels(frame: Any, path: Path) -> Array:
-    """Return the labels in a DataFrame that has a single column, or its rows if they are one-hot."""
+    """Return the labels in a DataFrame, which must contain either a single column or one-hot rows."""
     if len(frame.columns) > 1:
         rows = table_samples(frame, path)
         if not (np.isin(rows, (0, 1)).all() and (rows.sum(1) == 1).all()):
@@ -176,7 +176,7 @@ def table_labels(frame: Any, path: Path) -> Array:
 def open_stored(path: Path, key: str | None) -> Any:
     """Open an array in an HDF5 file or a zarr store. Rows are read when they are indexed.
 
-    `key` is the name of the array. It may be None if there is only one array.
+    `key` is the name of the array. It can be None if there is only one array.
     """
     arrays = dict(_zarr_arrays(path) if path.suffix == ".zarr" else _hdf5_arrays(path))
     if key is not None and key not in arrays:

@@ -1,4 +1,4 @@
-"""Protect readers from untrusted files: open only regular files, and limit the memory and time used for reading.
+"""Protect readers from untrusted files. Only regular files are opened, and memory and CPU time are limited.
 
 A file of a few bytes can describe gigabytes of data, and a named pipe or a device may never end. Readers therefore call
 :func:`check_regular_file` before opening a file, and :meth:`Budget.spend` before large allocations.
@@ -24,7 +24,7 @@ _BYTES_PER_SECOND = 10 * 2**20
 
 
 def check_regular_file(path: str | os.PathLike[str], error: type[Exception] = InputError) -> int:
-    """Return the size of a regular file. Raise `error` for other paths, such as a pipe, a device or a folder.
+    """Return the size of a regular file in bytes. Raise `error` for any other path (pipe, device, folder, etc.).
 
     This function does not open the file, because opening a named pipe waits for another process and opening a device
     can have side effects.
@@ -47,8 +47,8 @@ def check_regular_file(path: str | os.PathLike[str], error: type[Exception] = In
 class Budget:
     """Memory and CPU time limits for reading files.
 
-    The memory limit is 64 MiB plus four times the size of the files. The time limit is 5 seconds plus one second per
-    10 MiB.
+    The memory limit is 64 MiB plus four times the total size of the files. The time limit is 5 seconds plus one second
+    per 10 MiB of file size.
 
     Parameters
     ----------
@@ -68,7 +68,10 @@ class Budget:
         self._began = time.thread_time()  # CPU time does not include waiting for a slow disk.
 
     def spend(self, n_bytes: int, what: str) -> None:
-        """Reserve `n_bytes` bytes for `what` before they are allocated. Raise `error` if a limit is exceeded."""
+        """Count `n_bytes` bytes toward the memory limit. Raise `error` if the memory or time limit is exceeded.
+
+        `what` describes the data in the error message.
+        """
         self._left -= n_bytes
         if self._left < 0:
             limit = f"{self.n_bytes / 2**20:,.0f} MiB for files of this size"

@@ -1,8 +1,8 @@
-"""Demo that trains models on 5,000 handwritten digits and writes a report of the results.
+"""Demo that trains models on 5,000 handwritten digits and writes a report about the results.
 
-A generative model learns digits together with their labels, using the ``"generative"`` recipe. It draws, completes and
-classifies digits. Two pretrained models, which were trained for longer, also draw and complete digits. The features of
-a smaller model, trained with the default recipe, are compared with those of a classic RBM.
+A generative model is trained on digits and their labels with the ``"generative"`` recipe. It draws, completes and
+classifies digits. Two pretrained models, which were trained for longer, also draw and complete digits. Finally, the
+demo trains a smaller model with the default recipe and compares its features with those of a classic RBM.
 """
 
 import platform
@@ -59,7 +59,7 @@ _GENERATIVE: dict[str, Any] = {
 
 
 class _Digits(NamedTuple):
-    """Images of shape (n, 28, 28) with values between 0 and 1, and labels of shape (n,)."""
+    """Training and held-out images of shape (n, 28, 28), with values between 0 and 1, and labels of shape (n,)."""
 
     train: Array
     test: Array
@@ -82,21 +82,22 @@ _QUICK = _Effort(n_per_class=50, generative_epochs=2, feature_epochs=2, gibbs_st
 
 
 class _Part(NamedTuple):
-    """Sections of the report and a dictionary of the numbers in them."""
+    """Report sections, and a dictionary of the numbers that they show."""
 
     sections: list[Section]
     numbers: dict[str, Any]
 
 
 def playground_of(out: Path) -> Path:
-    """Return the path of the playground that belongs to the report `out`."""
+    """Return the path to the playground that belongs to the report at `out`."""
     return out.with_name(f"{out.stem}-playground.html")
 
 
 def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) -> dict[str, Any]:
-    """Train the models, write the report to `out`, and return the numbers in the report.
+    """Train the models, write the report to `out`, and return a dictionary of the numbers in the report.
 
-    A playground is written to the same folder. If `quick` is True, the models are trained briefly on a few digits.
+    A playground is written to the same folder. If `quick` is True, the models are trained for a short time on fewer
+    digits.
     """
     began = time.perf_counter()
     effort = _QUICK if quick else _FULL
@@ -143,7 +144,7 @@ def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) 
 def _load(seed: int, effort: _Effort) -> _Digits:
     """Load the digits and split them into training and held-out digits, with the same number of digits per class.
 
-    The classes alternate, so the first ten digits include all classes.
+    The classes alternate, so the first ten digits contain one digit of each class.
     """
     data = load("mnist-5k")
     images = data.arrays / np.float32(255)
@@ -161,7 +162,7 @@ def _load(seed: int, effort: _Effort) -> _Digits:
 
 
 def _generate(model: MMVRBM, digits: _Digits, judge: SVC, steps: int) -> _Part:
-    """Draw digits, draw digits of given classes, complete digits, and return the report sections."""
+    """Generate digits (with and without a given class), complete digits, and return the report sections."""
     free = model.sample(2 * _N_SHOWN, steps=steps, mean=True)[_IMAGE]
     requested = np.tile(np.arange(10), 10)
     on_request = model.sample(len(requested), label=requested, steps=steps, mean=True)[_IMAGE]
@@ -247,7 +248,7 @@ def _generate_with_shipped_models(digits: _Digits, judge: SVC, steps: int, commo
 
 
 def _compare_features(digits: _Digits, effort: _Effort, common: dict[str, Any]) -> _Part:
-    """Train an MVRBM and a classic RBM of the same hidden size, and return sections that compare their features."""
+    """Train an MVRBM and a classic RBM with the same hidden size. Return sections that compare their features."""
     settings = {"n_epochs": effort.feature_epochs, **common}
     monitor = Monitor(digits.train[:_N_MONITORED], digits.test[:_N_MONITORED], every=effort.monitor_every)
     _say(f"training an MVRBM on {len(digits.train):,} digits for {effort.feature_epochs} epochs")
@@ -284,9 +285,9 @@ def _compare_features(digits: _Digits, effort: _Effort, common: dict[str, Any]) 
 def _classify(
     name: str, train: Array, test: Array, digits: _Digits, model: Any = None, seconds: float = 0.0
 ) -> tuple[list[str], dict[str, Any]]:
-    """Classify held-out digits based on their features, of shape (n, n_features).
+    """Classify held-out digits by their features. Return a table row and a dictionary of the numbers in the row.
 
-    Returns a table row and a dictionary of the numbers in it.
+    `train` and `test` contain the features of the training and held-out digits and have shape (n, n_features).
     """
     nearest = KNeighborsClassifier(1, algorithm="brute").fit(train, digits.train_labels)
     error = float(np.mean(nearest.predict(test) != digits.test_labels))
@@ -301,7 +302,7 @@ def _classify(
 
 
 def _show_features(model: MVRBM, digits: _Digits, seed: int) -> _Part:
-    """Return report sections that show the filters of the model and how it reconstructs and denoises digits."""
+    """Return report sections that show the model's filters and examples of reconstructed and denoised digits."""
     clean = digits.test
     reconstructed = model.reconstruct(clean)
     error = float(((reconstructed - clean) ** 2).sum((1, 2)).mean())
@@ -367,13 +368,13 @@ def _learning(history: list[dict[str, float]]) -> Section:
 
 
 def _section(title: str, text: str, *grids: tuple[Array, str, str], symmetric: bool = False) -> Section:
-    """Return a section with one figure for each tuple of images, alternative text and caption."""
+    """Return a section with one figure for each tuple (images, alternative text, caption)."""
     figures = [image_grid(*grid, columns=10, symmetric=symmetric) for grid in grids]
     return Section(title, [text], figures=figures)
 
 
 def _binary(images: Array) -> Array:
-    """Threshold images at 0.5."""
+    """Convert images to binary values with a threshold of 0.5."""
     return (images > 0.5).astype(np.float32)
 
 

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 def encode(array: ArrayLike) -> dict[str, Any]:
     """Encode an array as a JSON-compatible dictionary with base64-encoded values.
 
-    The script ``templates/decode.js`` decodes it. The values are stored as uint8 if this is lossless, as 16-bit
-    floats if the array has dtype float16, and as 32-bit floats otherwise.
+    The script ``templates/decode.js`` converts the dictionary back to an array. Values are stored as uint8 if the
+    conversion is lossless, as float16 if the array has this dtype, and as float32 otherwise.
     """
     values = np.asarray(array)
     as_bytes = values.astype(np.uint8)

@@ -26,7 +26,7 @@ _ARRAYS = ("left", "right", "bias", "visible_bias")
 
 
 def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] = SCALES) -> Path:
-    """Write an HTML page that enlarges photographs in the browser, without a network connection.
+    """Write an HTML page that enlarges photographs in the browser. The page works without a network connection.
 
     The page uses the same models as :meth:`mvrbm.vision.SuperResolver.pretrained`, but ignores transparency.
 
@@ -35,7 +35,7 @@ def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] 
     path : path
         File to write. An existing file is replaced only after the new file is complete.
     scales : sequence of {2, 3, 4}
-        Scale factors that the page offers.
+        Scale factors to choose from on the page.
 
     Returns
     -------
@@ -49,7 +49,10 @@ def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] 
 
 
 def template_values(stages: Mapping[int, Sequence[SymmetricStage]], rounds: int) -> dict[str, Any]:
-    """Return the template values for the stages at each scale. `rounds` is the number of back-projection rounds."""
+    """Return the template values. `stages` maps each scale factor to its stages.
+
+    `rounds` is the number of back-projection rounds.
+    """
     models = [
         {"scale": scale, "rounds": rounds, "stages": [_describe(stage) for stage in of_scale]}
         for scale, of_scale in stages.items()
@@ -60,7 +63,7 @@ def template_values(stages: Mapping[int, Sequence[SymmetricStage]], rounds: int)
 
 
 def _describe(stage: SymmetricStage) -> dict[str, Any]:
-    """Return the settings and weights of a stage. As in the pretrained files, weights have half precision."""
+    """Return the settings and weights of a stage. Weights have half precision, as in the pretrained model files."""
     described: dict[str, Any] = {name: getattr(stage, name) for name in _SETTINGS}
     for name in _ARRAYS:
         described[name] = encode(getattr(stage, name).detach().cpu().half().numpy())

@@ -1,4 +1,4 @@
-"""HTML figures: image grids in PNG format, and line plots in SVG format that use the colors of the page."""
+"""Create figures for HTML pages: image grids (PNG) and line plots (SVG) in the colors of the page."""
 
 import base64
 import contextlib
@@ -34,7 +34,7 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """HTML code of a figure, including its alternative text, and the caption of the figure."""
+    """HTML code of a figure (including alternative text) and its caption."""
 
     html: str
     caption: str
@@ -46,15 +46,16 @@ def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, sy
     Parameters
     ----------
     images : array of shape (n, height, width)
-        Images with values from 0 (black) to 1 (white).
+        Images with values between 0 (black) and 1 (white).
     alt : str
-        Alternative text for readers who cannot see the image.
+        Alternative text for readers who cannot see the images.
     caption : str
         Caption of the figure.
     columns : int
         Number of columns in the grid.
     symmetric : bool
-        Whether to scale each image separately so that zero is middle gray. Use this option for filters.
+        Whether to scale each image separately so that zero is displayed as middle gray. Use this option for filters,
+        which have positive and negative values.
 
     Returns
     -------
@@ -77,7 +78,7 @@ def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, sy
 def _arrange(images: NDArray[Any], columns: int) -> NDArray[Any]:
     """Arrange images of shape (n, height, width) in a grid with transparent gaps.
 
-    Returns an array of gray and alpha values, of shape (rows, columns, 2).
+    Returns a three-dimensional array whose last axis contains the gray and alpha values of a pixel.
     """
     n, height, width = images.shape
     rows = -(-n // columns)
@@ -130,7 +131,7 @@ def curves(
 
 
 def styled(changes: Mapping[Any, Any] | None = None) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that applies the report style, updated with `changes`, to matplotlib."""
+    """Return a context manager in which matplotlib uses the report style, updated with the settings in `changes`."""
     context = require("matplotlib", "a plot", "demo").rc_context({**_STYLE, **(changes or {})})
     return cast("contextlib.AbstractContextManager[None]", context)
 

@@ -1,4 +1,4 @@
-"""The playground, an HTML page on which a model draws, completes and classifies images."""
+"""Write the playground, an HTML page on which a model draws, completes and classifies images."""
 
 import os
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ _MAX_STARTS = 40
 
 
 def write_playground(model: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
-    """Write an HTML page that runs a model in the browser, without a network connection.
+    """Write an HTML page that runs a model in the browser. The page works without a network connection.
 
     Parameters
     ----------
     model : BoltzmannMachine or estimator
-        A model with one two-dimensional visible layer of Bernoulli or Gaussian units, and at most one label layer.
+        Model with a single two-dimensional visible layer of Bernoulli or Gaussian units, and at most one label layer.
     path : path
         File to write. An existing file is replaced only after the new file is complete.
     title : str, optional
@@ -43,7 +43,7 @@ def write_playground(model: Any, path: str | os.PathLike[str], *, title: str | N
     Raises
     ------
     ValueError
-        If the model does not have these layers.
+        If the layers of the model are not supported.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def write_playground(model: Any, path: str | os.PathLike[str], *, title: str | N
 
 
 def _template_values(model: Any, title: str) -> dict[str, Any]:
-    """Return the template values for a model. Raises ValueError if the page cannot run the model."""
+    """Return the template values for a model, or raise ValueError if the page cannot run the model."""
     machine = _machine_of(model)
     picture, label = _layers_of(machine, type(model).__name__)
     visible = machine.layers[picture]
@@ -102,7 +102,7 @@ def _machine_of(model: Any) -> BoltzmannMachine:
 
 
 def _layers_of(machine: BoltzmannMachine, kind: str) -> tuple[str, str | None]:
-    """Return the names of the image layer and the label layer. The second is None if there is no label layer."""
+    """Return the names of the image layer and the label layer (None if there is no label layer)."""
     layers = machine.layers
     pictures = [name for name, unit in layers.items() if unit.name in _PICTURE_UNITS and len(unit.shape) == 2]
     labels = [name for name, unit in layers.items() if unit.name in _LABEL_UNITS and len(unit.shape) == 1]
@@ -140,7 +140,8 @@ def _encode(tensor: Tensor) -> dict[str, Any]:
 def _gray_range(unit: Unit, chains: Tensor | None) -> list[float]:
     """Return the values to display as black and white.
 
-    These are the bounds of the unit or, if it is unbounded, a range that contains most pixels.
+    For bounded units, these are the bounds. For unbounded units, they are the ends of a range that contains most
+    pixels.
     """
     if np.isfinite(unit.data_range).all():
         return list(unit.data_range)
@@ -152,7 +153,7 @@ def _gray_range(unit: Unit, chains: Tensor | None) -> list[float]:
 
 
 def _starts(chains: Mapping[str, Tensor], picture: str, label: str | None) -> dict[str, Any] | None:
-    """Return a selection of training chains with balanced labels, or None if the model has no chains."""
+    """Select training chains with balanced labels as initial states. Return None if the model has no chains."""
     if not chains:
         return None
     labels = np.zeros(len(chains[picture]), int) if label is None else chains[label].argmax(-1).cpu().numpy()

@@ -1,4 +1,4 @@
-"""Reports that contain text, tables and figures, written as a single HTML file."""
+"""Write reports with text, tables and figures to a single HTML file."""
 
 import os
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Gradient descent with backpropagation, for classifiers and super-resolution.
+"""Gradient descent with backpropagation, used to train classifiers and super-resolution models.
 
 For training with contrastive divergence, see :class:`~mvrbm.training.Trainer`.
 """
@@ -50,12 +50,13 @@ class DescentSettings(NamedTuple):
     weight_decay : float
         Weight decay coefficient for AdamW.
     schedule : {"cosine", "constant"}
-        Learning rate schedule: cosine decay to zero, or a constant learning rate.
+        Learning rate schedule. ``"cosine"`` decays the learning rate to zero, and ``"constant"`` keeps it constant.
     averaging : float
-        Decay rate for an exponential moving average of the parameters, which replaces the parameters at the end. If 0,
-        averaging is disabled.
+        Decay rate of the exponential moving average of the parameters. At the end of training, the parameters are set
+        to this average. If 0, averaging is disabled.
     patience : int, optional
-        Number of epochs without a better score after which training stops. If None, training does not stop early.
+        Number of consecutive epochs without improvement in the score after which training stops. If None, early
+        stopping is disabled.
     """
 
     n_epochs: int
@@ -67,7 +68,7 @@ class DescentSettings(NamedTuple):
     patience: int | None
 
     def check(self) -> None:
-        """Raise ValueError for invalid settings."""
+        """Raise ValueError if a setting is invalid."""
         whole_number(self.n_epochs, "n_epochs", 0)
         whole_number(self.batch_size, "batch_size")
         number(self.learning_rate, "learning_rate", exclude_low=True)
@@ -78,18 +79,18 @@ class DescentSettings(NamedTuple):
             whole_number(self.patience, "patience")
 
     def identity(self) -> str:
-        """Return a string that identifies the settings in a checkpoint, using the format of version 0.2."""
+        """Return a string that identifies these settings in checkpoints. The format is the same as in version 0.2."""
         return "Plan(" + ", ".join(f"{name}={value!r}" for name, value in self._asdict().items()) + ")"
 
     def rate_at(self, update: int, n_updates: int) -> float:
-        """Return the learning rate for one of `n_updates` updates."""
+        """Return the learning rate for the update with index `update` out of `n_updates` updates."""
         if self.schedule == "constant":
             return self.learning_rate
         return self.learning_rate * (1 + math.cos(math.pi * update / n_updates)) / 2
 
 
 class DescentResult(NamedTuple):
-    """Result of gradient descent."""
+    """Training history, and the interrupt that stopped gradient descent, if any."""
 
     #: Loss and scores for each epoch.
     history: list[dict[str, float]]
@@ -97,7 +98,7 @@ class DescentResult(NamedTuple):
     interrupt: type[BaseException] | None
 
     def raise_if_interrupted(self) -> None:
-        """Raise KeyboardInterrupt or SystemExit (code 143) if Ctrl-C or SIGTERM stopped training."""
+        """Raise KeyboardInterrupt if Ctrl-C stopped training, or SystemExit (code 143) if SIGTERM stopped it."""
         if self.interrupt is not None:
             raise self.interrupt
 
@@ -117,8 +118,10 @@ def descend(
 ) -> DescentResult:
     r"""Train a module in place by minimizing a loss with AdamW.
 
-    Each update uses the gradient of :math:`\sum w_i \ell_i / (\bar w m)` over a batch, where `m` is the size of a full
-    batch. The effect of each sample is therefore proportional to its weight, even in a smaller last batch.
+    Each update uses the gradient of :math:`\sum_i w_i \ell_i / (\bar w m)`, where the sum is over the samples in a
+    batch, :math:`w_i` and :math:`\ell_i` are the weight and the loss of sample :math:`i`, :math:`\bar w` is the mean
+    weight of all samples, and :math:`m` is the batch size. The divisor is the same for a smaller last batch, so that
+    the effect of each sample is proportional to its weight.
 
     Parameters
     ----------
@@ -127,13 +130,14 @@ def descend(
     decaying : sequence of Parameter
         Parameters to which weight decay applies.
     loss : callable
-        Function that maps sample indices, of shape (m,), to the weighted sum of their losses.
+        Function that takes a one-dimensional tensor of sample indices and returns the weighted sum of the losses of
+        these samples.
     weights : Tensor of shape (n,)
-        Weights of the samples.
+        Sample weights.
     settings : DescentSettings
         Training settings.
     rng : RandomSource
-        Random source for the order of the samples. Epoch `e` uses the random numbers of step `e`.
+        Random source for the order of the samples. The order for epoch `e` is drawn at step `e` of the source.
     score : callable, optional
         Function that returns the error rate and the cross-entropy on held-out samples. It is called after every epoch.
         The final parameters are those from the epoch with the lowest error rate. Ties are broken by the lowest
@@ -141,19 +145,20 @@ def descend(
     draws_from : sequence of RandomSource
         Random sources used by the loss. They advance by one step per update.
     capturable : bool
-        Whether updates can be captured as a CUDA graph. This requires a loss that never reads values back from the GPU.
+        Whether updates can be captured as a CUDA graph. In this case, `loss` must never copy values from the GPU to the
+        CPU.
     checkpoint : DescentCheckpoint, optional
-        Checkpoint that is saved after every epoch. If it already exists, training resumes from it.
+        Checkpoint to save after every epoch. If it already exists, training resumes from it.
 
     Returns
     -------
     DescentResult
-        History of the training run, and whether it was interrupted.
+        Training history, and whether training was interrupted.
 
     Notes
     -----
     Ctrl-C and SIGTERM stop training after the current update. The module keeps the parameters reached so far. Call
-    :meth:`DescentResult.raise_if_interrupted` to raise the exception.
+    :meth:`DescentResult.raise_if_interrupted` to raise the corresponding exception.
     """
     descent = _Descent(module, decaying, loss, weights, settings, draws_from)
     if checkpoint is not None:
@@ -177,7 +182,7 @@ def descend(
 
 @dataclass
 class _Progress:
-    """Training progress that is stored in checkpoints along with the parameters and the optimizer state."""
+    """Training progress, which is stored in checkpoints along with the parameters and the optimizer state."""
 
     epoch: int = 0
     update: int = 0
@@ -190,7 +195,7 @@ class _Progress:
 
 
 class _Descent:
-    """Parameters, optimizer and progress of a training run. See :func:`descend` for the arguments."""
+    """State of a training run: parameters, optimizer and progress. See :func:`descend` for the arguments."""
 
     def __init__(
         self,
@@ -225,7 +230,7 @@ class _Descent:
     # -- updates ----------------------------------------------------------------------------------
 
     def update(self, rows: Tensor) -> None:
-        """Run one update. The update can be captured in a CUDA graph if the loss can."""
+        """Run one update. If the loss can be captured in a CUDA graph, so can the update."""
         self._optimizer.zero_grad(set_to_none=True)
         value = self._loss(rows)
         (value * self._scale).backward()
@@ -265,7 +270,7 @@ class _Descent:
                 group["lr"] = rate
 
     def _check(self) -> None:
-        """Restore the initial parameters and raise DivergenceError if the loss is not finite."""
+        """If the loss is not finite, restore the initial parameters and raise DivergenceError."""
         self._unchecked = 0
         if not math.isfinite(float(self.progress.losses[-1])):
             assign(self._learned, self._before)
@@ -275,7 +280,7 @@ class _Descent:
             )
 
     def stops_after(self, score: Score) -> bool:
-        """Score the parameters, or their moving average if enabled, and return whether to stop early."""
+        """Score the parameters, or their moving average if averaging is enabled. Return whether to stop early."""
         progress = self.progress
         current = [p.detach().clone() for p in self._learned]
         if self._average is not None:
@@ -296,7 +301,7 @@ class _Descent:
         return True
 
     def finish(self) -> None:
-        """Set the final parameters and fill in the losses in the history."""
+        """Set the module's parameters to their final values and add the losses to the history."""
         final = self.progress.best_parameters
         if final is None and self._average is not None:
             final = _values(self._average)
@@ -308,7 +313,7 @@ class _Descent:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def _named(self) -> dict[str, Sequence[Tensor]]:
-        """Return all lists of tensors that have the shapes of the parameters, keyed by purpose."""
+        """Return all copies of the parameters (current, initial, averaged and best), keyed by name."""
         return {
             "learned": self._learned,
             "before": self._before,
@@ -317,7 +322,7 @@ class _Descent:
         }
 
     def save(self, checkpoint: DescentCheckpoint) -> None:
-        """Save the training run to a checkpoint after an epoch."""
+        """Save the state of the training run to a checkpoint at the end of an epoch."""
         progress = self.progress
         tensors = {f"{name}.{index}": p for name, group in self._named().items() for index, p in enumerate(group)}
         for index, entries in self._optimizer.state_dict()["state"].items():
@@ -335,7 +340,7 @@ class _Descent:
         checkpoint.save(plain, tensors)
 
     def restore(self, checkpoint: DescentCheckpoint) -> None:
-        """Restore the training run from a checkpoint, if one exists."""
+        """Restore the state of the training run from a checkpoint, if it exists."""
         found = checkpoint.load(self._shapes())
         if found is None:
             return
@@ -372,7 +377,7 @@ class _Descent:
         self._optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _shapes(self) -> dict[str, Any]:
-        """Return the expected shapes of all tensors that `save` may store. None matches any shape."""
+        """Return the expected shape of each tensor that `save` can store, keyed by name. None matches any shape."""
         found: dict[str, Any] = {"n_averaged": (), "losses": None}
         for name in self._named():
             found |= {f"{name}.{index}": p.shape for index, p in enumerate(self._learned)}
@@ -383,7 +388,7 @@ class _Descent:
 
 
 class _CapturedUpdate:
-    """Full-batch update that is replayed as a CUDA graph after a few eager updates."""
+    """Update for batches of full size. After a few eager calls, it is captured and replayed as a CUDA graph."""
 
     def __init__(self, descent: _Descent, device: torch.device) -> None:
         self._update = descent.update
@@ -392,7 +397,7 @@ class _CapturedUpdate:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, rows: Tensor) -> None:
-        """Run the update for one full batch."""
+        """Run the update on one batch of full size."""
         self._rows.copy_(rows)
         if self._graph is None and self._eager <= 0:
             self._graph = capture(lambda: self._update(self._rows), what="this network")
@@ -408,7 +413,7 @@ class _CapturedUpdate:
 def _optimizer(
     learned: Sequence[nn.Parameter], decaying: Sequence[nn.Parameter], settings: DescentSettings, device: torch.device
 ) -> torch.optim.AdamW:
-    """Create AdamW for the learned parameters. On a GPU, the learning rate is a tensor that CUDA graphs can read."""
+    """Create an AdamW optimizer. On a GPU, the learning rate is stored in a tensor so that CUDA graphs can read it."""
     with_decay = {id(p) for p in decaying}
     groups = [
         {"params": [p for p in learned if id(p) in with_decay], "weight_decay": settings.weight_decay},
@@ -422,7 +427,7 @@ def _optimizer(
 
 
 def _average_of(module: nn.Module, averaging: float) -> AveragedModel:
-    """Return a moving average of the parameters. The decay rate rises to `averaging` over the first updates."""
+    """Create a moving average of the parameters. Its decay rate gradually increases to `averaging`."""
 
     def average(means: Sequence[Tensor], values: Sequence[Tensor], count: Tensor | int) -> None:
         weight = max(1 - averaging, 1 / (1 + int(count) / 10))

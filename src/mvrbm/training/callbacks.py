@@ -31,7 +31,7 @@ from mvrbm.validation import whole_number
 
 
 class TrainingRun(Protocol):
-    """Interface of :class:`~mvrbm.training.Trainer` that callbacks use."""
+    """Attributes and methods of :class:`~mvrbm.training.Trainer` that callbacks can use."""
 
     state: TrainState
     world: World
@@ -118,14 +118,14 @@ class Callback:
         """Called after metrics are added to the history."""
 
     def read_with(self, read: Callable[[Any], Any]) -> None:
-        """Called by an estimator before training, with the function that converts its data to arrays keyed by layer."""
+        """Called by an estimator before training. `read` converts the estimator's data to arrays keyed by layer."""
 
     def for_layer(self, number: int) -> Callback:
         """Return the callback to use for one machine in a stack."""
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the callback's state as JSON-serializable values, to be stored in checkpoints."""
+        """Return the callback's state, which is stored in checkpoints, as a JSON-serializable dictionary."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -133,7 +133,7 @@ class Callback:
 
 
 class Periodic(Callback):
-    """Base class for callbacks that run every few updates or after every epoch."""
+    """Base class for callbacks that run every `every` updates, or after every epoch if `every` is None."""
 
     def __init__(self, every: int | None) -> None:
         self.every = None if every is None else whole_number(every, "every")
@@ -155,16 +155,16 @@ class Periodic(Callback):
 
 
 class Reporter(Callback):
-    """Base class for callbacks that display or write metrics in the main process."""
+    """Base class for callbacks that display or write metrics. They run in the main process only."""
 
     main_process_only = True
     logs = False
 
 
 class ProgressBar(Reporter):
-    """Progress bar on standard error that shows the latest metrics.
+    """Callback that shows a progress bar with the latest metrics on standard error.
 
-    The bar also shows the remaining time if the number of batches per epoch is known.
+    The bar also shows the estimated remaining time if the number of batches per epoch is known.
     """
 
     # Unless another callback requires every batch, the bar is updated once per epoch.
@@ -196,7 +196,7 @@ class ProgressBar(Reporter):
 
 
 class EpochLines(Reporter):
-    """Callback that prints one line per epoch to standard error, which is more suitable for log files."""
+    """Callback that prints one line per epoch to standard error. Unlike a progress bar, it suits log files."""
 
     def on_epoch_end(self, trainer: TrainingRun) -> None:
         error = trainer.history[-1].get("reconstruction_error") if trainer.history else None
@@ -212,16 +212,16 @@ class Monitor(Periodic):
     data : array or mapping of arrays
         Training samples to compute the metrics on, in any format that `fit` accepts. A few hundred samples are enough.
     validation : array or mapping of arrays, optional
-        Held-out samples, about as many as in `data`.
+        Held-out samples. Pass about as many samples as in `data`.
     every : int, optional
         Number of updates between measurements. If None, metrics are computed after every epoch.
     pseudo_sites : int
-        Number of sites used to estimate the pseudo-likelihood. If the units have many values, each of these sites is
-        evaluated for only a subset of the samples, which takes about 0.1 s for 28x28 images. If 0, the
-        pseudo-likelihood is not computed.
+        Number of sites (entries of a sample) used to estimate the pseudo-likelihood. If the units can take many values,
+        each site is evaluated on only a subset of the samples. An estimate takes about 0.1 s for 28x28 images. If 0,
+        the pseudo-likelihood is not computed.
     annealing_steps : int
-        Number of temperatures, such as 1000, used to estimate the log-likelihood by annealed importance sampling. If 0,
-        the log-likelihood is not computed.
+        Number of temperatures used to estimate the log-likelihood by annealed importance sampling (1000, for example).
+        If 0, the log-likelihood is not computed.
 
     Notes
     -----
@@ -229,14 +229,16 @@ class Monitor(Periodic):
 
     - `reconstruction_error`: squared error after one mean-field update.
     - `pseudo_log_likelihood`: estimate of the pseudo-log-likelihood of the training samples.
-    - `log_likelihood`, `log_likelihood_lower` and `log_likelihood_upper`: interval estimate of the log-likelihood. See
-      :func:`~mvrbm.likelihood.log_likelihood_interval`. Reverse annealing starts from 100 of the training samples.
-    - `dead` and `saturated`: fractions of hidden units whose means are below 0.01 or above 0.99, respectively, for all
-      samples. Only logged for hidden units with bounded values.
+    - `log_likelihood`, `log_likelihood_lower` and `log_likelihood_upper`: estimate of the log-likelihood and bounds of
+      its interval. See :func:`~mvrbm.likelihood.log_likelihood_interval`. Reverse annealing starts from the first 100
+      samples in `data`.
+    - `dead` and `saturated`: fractions of hidden units whose means are within 0.01 of the lower or upper bound,
+      respectively, for all samples. Only logged for hidden units with bounded values.
     - `validation_error`: reconstruction error on the held-out samples. Requires `validation`.
     - `free_energy_gap`: mean free energy of the held-out samples minus the mean free energy of the training samples.
-      Requires `validation`. The gap grows when the model begins to overfit. The mean log-likelihood of the held-out
-      samples is lower than that of the training samples by this gap.
+      Requires `validation`. The gap grows when the model begins to overfit. It equals the mean log-likelihood of the
+      training samples minus that of the held-out samples.
+    - `seconds`: time since training started.
     """
 
     def __init__(
@@ -260,10 +262,10 @@ class Monitor(Periodic):
 
     @classmethod
     def on(cls, samples: Any, known: Any = None, *, n_samples: int = 500, **options: Any) -> Monitor:
-        """Create a monitor from up to `n_samples` evenly spaced samples without missing entries.
+        """Create a monitor that uses up to `n_samples` evenly spaced samples without missing entries.
 
-        `samples` has shape (n, ...). `known` is True where an entry is known. If `known` is None, all entries are
-        known. Other arguments are passed to the constructor.
+        `samples` is an array of shape (n, ...), and `known` is a mask that is True for known entries. If `known` is
+        None, all entries are known. Other arguments are passed to the constructor.
         """
         complete = np.arange(len(samples)) if known is None else np.flatnonzero(known.reshape(len(known), -1).all(1))
         if not len(complete):
@@ -282,7 +284,7 @@ class Monitor(Periodic):
         self._began = time.perf_counter()
 
     def _as_layers(self, data: Any) -> Any:
-        """Convert data to arrays by layer with the function from the estimator, if there is one."""
+        """Convert data to arrays keyed by layer if an estimator has passed a function to `read_with`."""
         return data if self._read is None or isinstance(data, Mapping) else self._read(data)
 
     def act(self, trainer: TrainingRun) -> None:
@@ -332,14 +334,14 @@ def _reconstruction_error(trainer: TrainingRun, data: dict[str, Tensor]) -> floa
 
 
 class CSVLog(Reporter):
-    """Callback that writes the metrics to a CSV file. A resumed training run continues the same file."""
+    """Callback that writes the metrics to a CSV file. A resumed training run continues writing to the same file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._names: list[str] = []
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
-        """Rewrite the file from the history, which drops rows logged after the checkpoint that is being resumed."""
+        """Rewrite the file from the history. This drops rows logged after the checkpoint that is resumed."""
         self.path.unlink(missing_ok=True)
         self._names = []
         for row in trainer.history:
@@ -360,7 +362,7 @@ class CSVLog(Reporter):
 class TensorBoard(Reporter):
     """Callback that writes the metrics as TensorBoard scalars.
 
-    It requires the `tensorboard` package and a callback that logs metrics.
+    It requires the `tensorboard` package and another callback that logs metrics, such as :class:`Monitor`.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -383,20 +385,21 @@ class TensorBoard(Reporter):
 
 
 class EarlyStopping(Callback):
-    """Callback that stops training when a metric stops improving. It requires a callback that logs the metric.
+    """Callback that stops training when a metric stops improving. Another callback must log the metric.
 
     Parameters
     ----------
     metric : str
         Name of the metric to monitor. See :class:`Monitor`.
     patience : int
-        Number of measurements without improvement after which training stops.
+        Number of consecutive measurements without improvement after which training stops.
     larger_is_better : bool
         Whether larger values of the metric are better.
     restore_best : bool, default=False
-        Whether to restore the parameters with the best value of the metric instead of keeping the last ones. They are
-        restored when training stops early or reaches the last epoch, but not after an interrupt. Checkpoints contain
-        the best parameters so far in addition to the current ones, so a resumed run gives the same result.
+        Whether to restore the parameters with the best value of the metric instead of keeping the last parameters. The
+        best parameters are restored when training stops early or reaches the last epoch, but not after an interrupt.
+        Checkpoints store both the best parameters so far and the current parameters, so a resumed run gives the same
+        result.
     """
 
     logs = False
@@ -419,7 +422,7 @@ class EarlyStopping(Callback):
         self.best: float | None = None
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
-        """Check that a callback logs metrics. Stop immediately if the resumed run was already stopped early."""
+        """Check that another callback logs metrics. Stop immediately if the resumed run had already stopped early."""
         _require_metrics(trainer, "EarlyStopping")
         if trainer.update == 0:
             # The callback may have been used in another training run.
@@ -444,7 +447,7 @@ class EarlyStopping(Callback):
             trainer.stop = trainer.stop or self.waited >= self.patience
 
     def on_train_end(self, trainer: TrainingRun) -> None:
-        """Restore the best parameters if training is complete."""
+        """Restore the best parameters if `restore_best` is True and training is complete."""
         complete = self.waited >= self.patience or trainer.epoch >= (trainer.planned_epochs or trainer.n_epochs)
         if self.restore_best and complete and not trainer.failed and not trainer.interrupted:
             trainer.state.restore_best()
@@ -472,7 +475,7 @@ class Checkpoint(Periodic):
     every : int, optional
         Number of updates between checkpoints. If None, a checkpoint is saved after every epoch.
     keep : int
-        Number of most recent checkpoints to keep.
+        Number of checkpoints to keep. Older checkpoints are deleted.
     """
 
     comes_last = 1

@@ -1,4 +1,4 @@
-"""Training loop for GPU backends that compute whole epochs, for one machine or for several machines together."""
+"""Training loop for GPU backends that compute whole epochs. It trains one machine or several machines together."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,12 +19,12 @@ _ENTRIES_PER_SORT = 2**17
 
 
 class EpochOrders:
-    """Order of the samples in each epoch. For short epochs, one sort computes the orders for several epochs.
+    """Order of the samples in each epoch. If epochs are short, a single sort yields the orders for several epochs.
 
     Parameters
     ----------
     rng : RandomSource
-        Random source for the orders. Epoch `e` uses the random numbers of step `e`.
+        Random source for the orders. The order for epoch `e` is drawn at step `e` of the source.
     n : int
         Number of samples.
     device : torch.device
@@ -40,7 +40,7 @@ class EpochOrders:
         self._orders = torch.empty(0, n, dtype=torch.int64, device=device)
 
     def of_epoch(self, epoch: int) -> Tensor:
-        """Return the order of the samples in an epoch, of shape (n,)."""
+        """Return the order of the samples in an epoch as a tensor of shape (n,)."""
         if not self._first <= epoch < self._first + len(self._orders):
             self._first = epoch
             self._orders = self._rng.permutations(self._n, epoch, self._count, self._device)
@@ -89,17 +89,17 @@ class EpochLoop:
         self.stored = False
 
     def store(self) -> list[bool]:
-        """Write parameters, momenta and chains to the states. Return, for each run, whether training diverged."""
+        """Copy parameters, momenta and chains from the backend to the states. Return whether each run diverged."""
         self.stored = True
         return self.backend.store(self.states)
 
     def load(self) -> None:
-        """Reload the states if they were stored, because a callback may have changed them."""
+        """After :meth:`store`, load the states into the backend again, because callbacks may have changed them."""
         if self.stored:
             self.backend.load(self.states)
 
     def balance(self, recipe: Recipe) -> None:
-        """Rescale the factors of each coupling to equal norms if the recipe enables `balance`."""
+        """If `recipe.balance` is True, rescale the factors of each coupling so that their norms are equal."""
         if self.stored:
             for state in self.states:
                 balance(state.machine, recipe)

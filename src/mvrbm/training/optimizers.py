@@ -1,4 +1,4 @@
-"""Support for `torch.optim` optimizers and schedulers, which replace the recipe's update rule."""
+"""Support for `torch.optim` optimizers and schedulers, which can replace the recipe's update rule."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -23,10 +23,10 @@ class OptimizerSettings:
     Parameters
     ----------
     optimizer : callable, optional
-        Function that builds the optimizer from two parameter groups, the factors and the biases.
+        Function that takes a list of two parameter groups, the factors and the biases, and returns an optimizer.
     scheduler : callable, optional
-        Function that builds the scheduler from the optimizer. If `optimizer` is None, the scheduler is applied to SGD
-        with the recipe's settings.
+        Function that takes the optimizer and returns a scheduler. If `optimizer` is None, the scheduler is applied to
+        SGD with the recipe's settings.
     plateau_metric : str
         Name of the logged metric that `ReduceLROnPlateau` monitors.
 
@@ -85,7 +85,7 @@ def _describe(optimizer: Optimizer, scheduler: LRScheduler | None) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers, strings and sequences unchanged, tensors as lists, and the type name of any other value."""
+    """Convert tensors to lists and objects to their type names. Numbers, strings and sequences are unchanged."""
     if isinstance(value, Tensor):
         return value.tolist()
     plain = value is None or isinstance(value, bool | int | float | str | list | tuple | Counter)

@@ -1,4 +1,4 @@
-"""Joint training of several machines with the same shapes, using shared kernels on one GPU."""
+"""Train several machines with the same shapes together on one GPU, with kernels that compute all updates at once."""
 
 import time
 from collections.abc import Hashable, Sequence
@@ -15,7 +15,7 @@ from mvrbm.updates.step import check_size, limit_overshoot
 
 
 class Outcome(NamedTuple):
-    """Training outcome for one of several machines."""
+    """Training outcome for one of the machines passed to :func:`fit_together`."""
 
     #: Whether training diverged.
     diverged: bool
@@ -38,7 +38,7 @@ def fit_together(trainers: Sequence[Trainer], data: Sequence[Any], *, initialize
     Returns
     -------
     list of Outcome
-        For each machine, whether training diverged, and the machine's share of the training time in seconds.
+        Outcome for each machine: whether training diverged, and the machine's share of the training time.
     """
     # Prepare all runs first, because the prepared states decide which runs can be trained together.
     sources = [trainer.prepare(samples, initialize=initialize) for trainer, samples in zip(trainers, data, strict=True)]
@@ -57,9 +57,9 @@ def fit_together(trainers: Sequence[Trainer], data: Sequence[Any], *, initialize
 
 
 def _groups(trainers: Sequence[Trainer], sources: Sequence[Source]) -> list[tuple[str | None, list[int]]]:
-    """Divide prepared runs into groups. Return the kernel backend for each group and the indices of its runs.
+    """Divide prepared runs into groups that can be trained together.
 
-    The backend is None for a single run.
+    Returns the backend for each group and the indices of its runs. The backend is None if a group has only one run.
     """
     similar: dict[Hashable, list[int]] = {}
     for index, (trainer, source) in enumerate(zip(trainers, sources, strict=True)):
@@ -82,7 +82,7 @@ def _groups(trainers: Sequence[Trainer], sources: Sequence[Source]) -> list[tupl
 
 
 def _group_key(trainer: Trainer, source: Source) -> Hashable:
-    """Return a key that is equal for prepared runs that can be trained together if a backend supports them."""
+    """Return a key for grouping. Runs with equal keys can be trained together if a backend supports them."""
     machine = trainer.machine
     recipe = trainer.recipe
     state = trainer.state

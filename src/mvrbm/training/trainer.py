@@ -1,4 +1,4 @@
-"""Trainer, which implements the loop over epochs and batches. Backends (:mod:`mvrbm.backends`) compute the updates."""
+"""Training loop over epochs and batches. The backends in :mod:`mvrbm.backends` compute the updates."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _kept_backend: WeakKeyDictionary[TrainState, EpochBackend] = WeakKeyDictionary()
 
 
 class _Numbers(NamedTuple):
-    """Random sources for a training run, one per purpose."""
+    """Random sources for a training run, with a separate source for each purpose."""
 
     start: RandomSource
     order: RandomSource
@@ -59,36 +59,35 @@ class Trainer:
     machine : BoltzmannMachine
         Machine to train. Its parameters are updated in place.
     recipe : str or Recipe
-        Training settings: ``"default"``, ``"generative"``, ``"paper"``, or a :class:`Recipe`.
+        Training settings: ``"default"`` (for feature extraction), ``"generative"`` (for sampling and for filling in
+        missing entries), ``"paper"`` (Algorithm 1 in the paper), or a :class:`Recipe`.
     optimizer : callable, optional
-        Function that builds a `torch.optim` optimizer from two parameter groups, the factors and the biases. If None,
-        gradient descent with the recipe's learning rates, momentum and weight decay is used.
+        Function that takes a list of two parameter groups, the factors and the biases, and returns a `torch.optim`
+        optimizer. If None, gradient descent with the recipe's learning rates, momentum and weight decay is used.
     scheduler : callable, optional
-        Function that builds a `torch.optim` scheduler from the optimizer. The scheduler steps after every epoch.
+        Function that takes the optimizer and returns a `torch.optim` scheduler, which steps after every epoch.
     plateau_metric : str
         Name of the logged metric that a `ReduceLROnPlateau` scheduler monitors. See :class:`Monitor`.
     backend : str
-        Backend that computes the updates. ``"auto"`` selects the fastest backend. ``"reference"`` computes gradients
-        with autograd. All backends give the same results up to rounding. Other valid names are listed in
-        `mvrbm.backends.choose.BACKENDS`. A requested backend is used even if another backend is faster. `fit` raises
-        ValueError if the requested backend does not support the training run.
+        Backend that computes the updates. ``"auto"`` selects the fastest backend, and ``"reference"`` computes
+        gradients with autograd. The other names are listed in `mvrbm.backends.choose.BACKENDS`. All backends give the
+        same results up to rounding. If the backend does not support the training run, `fit` raises ValueError.
     callbacks : sequence of Callback
-        Callbacks to call during training.
+        Callbacks to run during training.
     seed : int
         Random seed for the initial parameters, the order of the samples, and the chains.
     missing_steps : int
         Number of Gibbs steps used to sample missing entries in each update.
     world : World, optional
-        Processes that share the work. If None, all processes started by ``torchrun`` are used. Pass `World()` to train
-        in this process only.
+        Processes that share the work. If None, all processes started by ``torchrun`` are used. Pass ``World()`` to use
+        only the current process.
 
     Attributes
     ----------
     state : TrainState
         Everything that changes during training: the machine, momenta, chains, counters and the history.
     recipe : Recipe
-        Recipe used for training. After `fit`, it includes the learning rate, even if the rate was computed from the
-        data.
+        Recipe used for training. After `fit`, its learning rate is set, even if the rate was computed from the data.
     requested_recipe : Recipe
         Recipe as passed by the user.
     n_epochs : int
@@ -96,10 +95,11 @@ class Trainer:
     batches_per_epoch : int or None
         Number of updates per epoch, or None if unknown.
     planned_epochs : int or None
-        Number of epochs after which linear learning rate decay ends. If None, `n_epochs` is used. If 0, linear decay is
-        disabled.
+        Number of epochs over which the learning rate decays linearly. If None, `n_epochs` is used. If 0, linear decay
+        is disabled.
     seed : int or None
-        Random seed. Set to None if the user did not choose the seed, to allow resuming from checkpoints with any seed.
+        Random seed, or None if the user did not specify a seed. If None, training can resume from checkpoints with any
+        seed.
     same_data : bool
         Whether every call to `fit` uses the same data. If False, the data is not compared when training resumes from a
         checkpoint.
@@ -185,17 +185,17 @@ class Trainer:
 
     @property
     def order_rng(self) -> RandomSource:
-        """Random source for the order of the samples. Epoch `e` uses the random numbers of step `e`."""
+        """Random source for the order of the samples. The order for epoch `e` is drawn at step `e` of the source."""
         return self._numbers.order
 
     @property
     def kept_backend(self) -> EpochBackend | None:
-        """GPU backend that the next `fit` can reuse, or None."""
+        """GPU backend that the next call to `fit` can reuse, or None if there is none."""
         return _kept_backend.get(self.state)
 
     @property
     def interrupt(self) -> type[BaseException] | None:
-        """Exception that :meth:`raise_if_interrupted` raises, or None if no signal stopped the most recent `fit`."""
+        """Exception that :meth:`raise_if_interrupted` raises, or None if the most recent `fit` was not interrupted."""
         return self._interrupt
 
     @property
@@ -207,7 +207,7 @@ class Trainer:
     def callbacks(self) -> list[Callback]:
         """Callbacks in the order in which they are called.
 
-        Checkpoint callbacks come last, so that checkpoints include changes made by other callbacks at the same update.
+        Checkpoint callbacks are called last, so that checkpoints include changes made by other callbacks.
         """
         return self._callbacks
 
@@ -287,9 +287,9 @@ class Trainer:
     def _backend_for(
         self, settings: UpdateSettings, source: Source, while_training: contextlib.ExitStack
     ) -> UpdateBackend | EpochBackend:
-        """Return the backend from the previous `fit` if it supports this data, or a new backend otherwise.
+        """Return the backend from the previous `fit` if it supports the new data, or a new backend otherwise.
 
-        For a new backend, the number of PyTorch threads is limited until `while_training` exits.
+        For a new backend, the number of PyTorch threads is limited until the context `while_training` exits.
         """
         kept = _kept_backend.pop(self.state, None)
         _kept_backend.clear()  # frees GPU memory used by other training runs
@@ -321,7 +321,7 @@ class Trainer:
                 backend.load(self.state)  # a callback may have changed the state
 
     def _run_batches(self, backend: UpdateBackend, source: Source) -> bool:
-        """Compute the remaining updates in the current epoch and return whether training was stopped."""
+        """Compute the remaining updates in the current epoch and return whether training should stop."""
         state = self.state
         full = source.full_batch(self.recipe.batch_size)
         before = self.update
@@ -361,9 +361,9 @@ class Trainer:
             loop.store()
 
     def _goes_on(self, stopping: bool) -> bool:
-        """Return whether to run or complete another epoch.
+        """Return whether to continue with the current or the next epoch.
 
-        If training resumes from a checkpoint saved after the last update in an epoch, that epoch is completed even if a
+        If training resumes from a checkpoint saved after the last update of an epoch, that epoch is completed even if a
         stop was requested.
         """
         return self.epoch < self.n_epochs and (not stopping or self.state.batch == self.batches_per_epoch)
@@ -376,7 +376,7 @@ class Trainer:
         self._notify("on_epoch_begin")
 
     def _end_epoch(self) -> bool:
-        """Finish a complete epoch and return whether training stops."""
+        """Finish the current epoch after its last update and return whether training should stop."""
         self.state.epoch += 1
         self.state.batch = 0
         # Epochs start from the rounded parameters, so checkpoints saved between epochs can be smaller.
@@ -414,14 +414,14 @@ class Trainer:
 
     @torch.no_grad()
     def train_on(self, batch: Batch, weight: float = 1.0) -> None:
-        """Compute one update. The run must have been prepared with `fit` or `prepare`.
+        """Compute one update. Call `fit` or `prepare` first.
 
         Parameters
         ----------
         batch : Batch
             Samples for this process.
         weight : float
-            Weight of the gradient. Smaller batches have weights below 1, so that all samples count equally.
+            Weight of the gradient. Use a weight below 1 for a smaller batch, so that all samples count equally.
         """
         if self.state.learning_rate is None:
             raise ValueError("this training run has not started; call fit or prepare before train_on")
@@ -444,14 +444,14 @@ class Trainer:
         return Share(samples, (own.stop - own.start) / n_chains, batch.first, own.start)
 
     def _synchronize(self, backend: UpdateBackend) -> None:
-        """Write the backend's data to the state and reload it, as resuming from a checkpoint would."""
+        """Copy the backend's data to the state and back, with the same effect as resuming from a checkpoint."""
         backend.store(self.state)
         # With several processes, the exact tensors would contain the chains for only one process.
         self.state.exact = backend.exact() if self.world.size == 1 else {}
         backend.load(self.state)
 
     def update_settings(self) -> UpdateSettings:
-        """Return all settings that a backend requires to compute updates."""
+        """Return the settings that a backend needs to compute updates."""
         recipe = self.recipe
         if recipe.linear_decay and recipe.planned_updates is None and self.batches_per_epoch is not None:
             epochs = self.n_epochs if self.planned_epochs is None else self.planned_epochs
@@ -473,7 +473,7 @@ class Trainer:
     def prepare(
         self, data: Any, *, mask: Any = None, nan_is_missing: bool = False, initialize: bool | None = None
     ) -> Source:
-        """Prepare for training and return the source of batches, without training. `fit` calls this method first.
+        """Prepare for training and return the data source. This method does not train. `fit` calls it first.
 
         See :meth:`fit` for the parameters.
         """
@@ -511,13 +511,13 @@ class Trainer:
             self._optimizer_settings.build(self.state, recipe)
 
     def restart_epoch(self) -> None:
-        """Make the next `fit` start at the beginning of an epoch, for example because the data has changed."""
+        """Make the next `fit` start at the beginning of an epoch, for example after the data has changed."""
         self.state.batch = 0
 
     # -- stopping ---------------------------------------------------------------------------------
 
     def _request_stop(self, interrupt: type[BaseException]) -> None:
-        """Request a stop after the current batch because a signal arrived."""
+        """Request that training stop after the current batch. Called when a signal arrives."""
         self.stop = True
         self._interrupt = interrupt
 
@@ -532,7 +532,7 @@ class Trainer:
         return stop
 
     def raise_if_interrupted(self) -> None:
-        """Raise KeyboardInterrupt or SystemExit (code 143) if Ctrl-C or SIGTERM stopped the most recent `fit`."""
+        """Raise KeyboardInterrupt if Ctrl-C stopped the most recent `fit`, or SystemExit (code 143) after SIGTERM."""
         if self._interrupt is not None:
             raise self._interrupt
 
@@ -550,17 +550,17 @@ class Trainer:
         return self.epoch if self._to_restore is None else self._to_restore.epoch
 
     def save(self, folder: str | PathLike[str], keep: int = 2) -> Path:
-        """Write a checkpoint to `folder` and return its path. Only the `keep` most recent checkpoints are kept."""
+        """Write a checkpoint to `folder` and return its path. Delete all but the `keep` most recent checkpoints."""
         if self._to_restore is not None:
             raise StorageError("the checkpoint to resume from has not been restored yet; call fit before save")
         return checkpoints.save(self.state, self._description(), folder, keep)
 
     def resume(self, folder: str | PathLike[str], *, ignore_mismatch: bool = False) -> bool:
-        """Make the next `fit` resume from the most recent checkpoint in `folder`. Return False if there is none.
+        """Make the next `fit` resume from the most recent checkpoint in `folder`. Return whether there is one.
 
-        The number of epochs may differ from the number in the checkpoint. If the recipe, seed, optimizer or data
-        differ, this method or `fit` raises :class:`~mvrbm.errors.StorageError`. If `ignore_mismatch` is True, a warning
-        is issued instead.
+        The number of epochs can differ from the number in the checkpoint. If the recipe, seed, optimizer or data
+        differs, this method or `fit` raises :class:`~mvrbm.errors.StorageError`, or issues a warning if
+        `ignore_mismatch` is True.
         """
         with self.world.raise_together(StorageError):
             found = checkpoints.newest(folder) if self.world.is_main else None
@@ -594,7 +594,7 @@ class Trainer:
 def load_checkpoint(folder: Path, config: dict[str, Any], device: str | torch.device) -> Trainer:
     """Create a trainer that resumes from a checkpoint. Used by :func:`mvrbm.load`.
 
-    `folder` is either a single checkpoint or a checkpoint folder, whose most recent checkpoint is used.
+    `folder` contains either a single checkpoint or several checkpoints, of which the most recent one is used.
     """
     path = folder if (folder / "trainer.json").is_file() else checkpoints.newest(folder)
     if path is None:

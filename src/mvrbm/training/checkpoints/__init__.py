@@ -1,8 +1,8 @@
-"""Checkpoints for saving training runs. Resumed runs give bit-identical results.
+"""Save training runs in checkpoints and resume them. Resuming gives bit-identical results.
 
 `runs` saves and restores training with a :class:`~mvrbm.training.Trainer`. `descents` saves and restores gradient
-descent with backpropagation (:mod:`mvrbm.training.backprop`). `checks` validates the contents of both. `folders` finds
-and removes the checkpoints of earlier training runs.
+descent with backpropagation (:mod:`mvrbm.training.backprop`). `checks` validates the contents of both kinds of
+checkpoints. `folders` finds and removes the checkpoints of earlier training runs.
 """
 
 from mvrbm.training.checkpoints.descents import DescentCheckpoint, digest_of

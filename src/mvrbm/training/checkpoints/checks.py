@@ -1,4 +1,4 @@
-"""Validate checkpoint contents and compare the stored training run with the current run."""
+"""Validate checkpoints and compare the stored training run with the current one."""
 
 import math
 import warnings
@@ -23,14 +23,14 @@ _OPTIMIZATION = ("the optimizer", "the scheduler")
 
 
 def counter(value: Any, name: str, least: int = 0) -> int:
-    """Return `value` if it is an integer of at least `least`. Otherwise, raise ValueError, even for integral floats."""
+    """Return `value`, or raise ValueError if it is not an integer (of type int) or is less than `least`."""
     if type(value) is not int:
         raise ValueError(f"{name} must be a whole number, got {value!r:.50}")
     return whole_number(value, name, least)
 
 
 def instance(value: Any, types: type | tuple[type, ...], name: str) -> Any:
-    """Return the value, or raise ValueError if it is not an instance of one of the types."""
+    """Return `value`, or raise ValueError if it is not an instance of any of the given types."""
     if not isinstance(value, types):
         names = [one.__name__ for one in (types if isinstance(types, tuple) else (types,))]
         raise ValueError(f"{name} must be {' or '.join(names)}, got {value!r:.50}")
@@ -38,7 +38,7 @@ def instance(value: Any, types: type | tuple[type, ...], name: str) -> Any:
 
 
 def instances(values: Any, types: type | tuple[type, ...], name: str) -> list[Any]:
-    """Return the list, or raise ValueError if an entry is not an instance of one of the types."""
+    """Return `values`, or raise ValueError if it is not a list of instances of the given types."""
     return [instance(value, types, f"an entry in {name}") for value in instance(values, list, name)]
 
 
@@ -56,7 +56,7 @@ def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any], what: 
 def check_tensors(
     tensors: Mapping[str, Tensor], shapes: Mapping[str, Iterable[int] | None], what: str, *, complete: bool = True
 ) -> dict[str, Tensor]:
-    """Return the tensors, or raise ValueError if one is not finite or has an unexpected name or shape.
+    """Return the tensors, or raise ValueError if a tensor has non-finite values or an unexpected name or shape.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def check_tensors(
     what : str
         Description of the tensors in error messages.
     complete : bool
-        Whether all names must be present.
+        Whether all names in `shapes` must be present.
     """
     if set(tensors) - set(shapes) or (complete and set(shapes) - set(tensors)):
         raise ValueError(f"{what} are stored for {sorted(tensors)}, but expected {sorted(shapes)}")
@@ -81,13 +81,13 @@ def check_tensors(
 
 
 def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names start with the prefix and a dot. The prefix is removed from the names."""
+    """Return the tensors whose names start with the prefix and a dot, and remove both from the names."""
     start = f"{prefix}."
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Describe the settings that differ between two training runs. None matches any value."""
+    """Return a description of each setting that differs between two training runs. None matches any value."""
     found = []
     for key in sorted({*stored, *current}):
         before = stored.get(key)
@@ -105,7 +105,7 @@ def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[s
 
 
 def require_same_run(found: list[str], path: Path, *, ignore_mismatch: bool) -> None:
-    """Raise StorageError if `found` lists differences between the stored and the current training run.
+    """Raise StorageError if `found` contains differences between the stored and the current training run.
 
     If `ignore_mismatch` is True, issue a warning instead.
     """

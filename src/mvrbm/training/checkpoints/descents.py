@@ -43,9 +43,9 @@ class DescentCheckpoint:
     folder : Path
         Folder that contains the checkpoint.
     identity : mapping
-        JSON-serializable values that identify the training run: its settings and a hash of the data.
+        JSON-serializable values that identify the training run (its settings and a hash of the data).
     ignore_mismatch : bool
-        Whether to resume from a checkpoint with a different identity. If True, a warning is issued.
+        Whether to resume from a checkpoint with a different identity, with a warning. If False, StorageError is raised.
     """
 
     folder: Path
@@ -53,16 +53,16 @@ class DescentCheckpoint:
     ignore_mismatch: bool = False
 
     def save(self, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Save JSON-serializable values and tensors, replacing any existing checkpoint."""
+        """Save the JSON-serializable values `plain` and the tensors. An existing checkpoint is replaced."""
         with replace_folder(self.folder, is_descent) as staging:
             content = json.dumps({**plain, "identity": self.identity}) + "\n"
             (staging / _PLAIN).write_text(content, encoding="utf-8")
             write_tensors(dict(tensors), staging / _TENSORS)
 
     def load(self, shapes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """Return the stored JSON values and tensors, or None if there is no checkpoint.
+        """Load the JSON values and the tensors, or return None if there is no checkpoint.
 
-        `shapes` maps the name of each tensor that may be stored to its expected shape, or to None to allow any shape.
+        `shapes` maps tensor names to expected shapes. None matches any shape. Other names are not allowed.
         """
         if not (recover_folder(self.folder) / _PLAIN).exists():
             return None
@@ -77,7 +77,7 @@ class DescentCheckpoint:
 
     @contextlib.contextmanager
     def damage_as_storage_error(self) -> Iterator[None]:
-        """Convert errors caused by corrupted values to StorageError."""
+        """Convert errors that are raised inside the context because of corrupted values to StorageError."""
         try:
             yield
         except StorageError:
@@ -96,7 +96,7 @@ def _check(plain: Mapping[str, Any]) -> None:
 
 
 def digest_of(*tensors: Tensor) -> str:
-    """Return a hash of the values in the tensors."""
+    """Return a hash of the values of the tensors."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(tensor.detach().cpu().contiguous().numpy().data)
@@ -104,6 +104,6 @@ def digest_of(*tensors: Tensor) -> str:
 
 
 def is_descent(folder: Path) -> bool:
-    """Return whether a folder contains the files of a checkpoint and nothing else."""
+    """Return whether a folder contains only the files of a checkpoint."""
     names = {entry.name for entry in folder.iterdir()}
     return _PLAIN in names and names <= {_PLAIN, _TENSORS}

@@ -1,4 +1,4 @@
-"""Find and remove all checkpoints of an earlier training run, including those in subfolders."""
+"""Find and remove the checkpoints of an earlier training run, including checkpoints in subfolders."""
 
 import re
 import shutil

@@ -63,14 +63,14 @@ _FORMER_CENTER = "centre"
 
 @dataclass(frozen=True)
 class RunDescription:
-    """Description of a training run, which is stored in checkpoints or compared with them.
+    """Description of a training run, used to save checkpoints and to compare checkpoints with the current run.
 
     Parameters
     ----------
     recipe : Recipe
-        Recipe as passed by the user. The learning rate may be unspecified.
+        Recipe as passed by the user. Its learning rate may be None.
     seed : int, optional
-        Random seed, or None if the user did not choose one.
+        Random seed, or None if the user did not specify a seed.
     missing_steps : int
         Number of Gibbs steps used to sample missing entries.
     optimization : list of str, optional
@@ -84,7 +84,7 @@ class RunDescription:
     callbacks : sequence of Callback
         Callbacks whose states are saved and restored.
     world : World
-        Processes that take part in the training run.
+        Processes that share the training run.
     """
 
     recipe: Recipe
@@ -98,7 +98,7 @@ class RunDescription:
     world: World
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON values that identify this training run. All processes must call this method together."""
+        """Return JSON-serializable values that identify this run. All processes must call this method together."""
         found = {"seed": self.seed, "missing_steps": self.missing_steps, "steps": self.optimization}
         if self.source is None:
             return found
@@ -132,8 +132,8 @@ def all_in(home: Path) -> list[Path]:
 def save(state: TrainState, run: RunDescription, folder: str | os.PathLike[str], keep: int) -> Path:
     """Write a checkpoint to a checkpoint folder and return its path.
 
-    Only the `keep` most recent checkpoints are kept. All processes must call this function together. Only the main
-    process writes files.
+    All but the `keep` most recent checkpoints are deleted. All processes must call this function together, but only the
+    main process writes files.
     """
     target = Path(folder) / f"update-{state.update:09d}"
     tensors = _tensors_of(state, run)
@@ -237,7 +237,7 @@ def _plain_optimizer(optimizer: Optimizer | None) -> dict[str, Any]:
 
 
 def _to_json(value: Any) -> Any:
-    """Convert a scheduler state to JSON values. Some schedulers store milestones in a Counter."""
+    """Convert a scheduler state to JSON values. Counters, which some schedulers use, become dictionaries of lists."""
     if isinstance(value, Counter):
         return {_COUNTER: list(value.items())}
     if isinstance(value, dict):
@@ -339,7 +339,7 @@ class StoredRun:
         return int(self.plain["epoch"])
 
     def require_same_recipe(self, recipe: Recipe) -> None:
-        """Raise StorageError if the stored recipe differs in any setting except the number of epochs.
+        """Raise StorageError if `recipe` differs from the stored recipe in any setting except the number of epochs.
 
         If `ignore_mismatch` is True, issue a warning instead.
         """
@@ -419,7 +419,7 @@ class StoredRun:
             state.chains[TURN] = turn.clone()
 
     def _restore_steps(self, state: TrainState) -> None:
-        """Restore the momenta, or the optimizer and scheduler if an optimizer is used."""
+        """Restore the optimizer and the scheduler, or the momenta if no optimizer is used."""
         plain = self.plain["optimizer"]
         if state.optimizer is None:
             # Version 0.1, which wrote `n_iter`, stored its own update rule as an SGD optimizer.
@@ -437,7 +437,7 @@ class StoredRun:
             state.optimizer._opt_called = state.update > 0  # type: ignore[attr-defined]
 
     def _momenta_of_version_0_1(self, state: TrainState) -> dict[str, Tensor]:
-        """Return momenta stored by version 0.1, which saved them as an optimizer state with the factors first."""
+        """Return momenta stored by version 0.1, which saved them in an optimizer state, factors before biases."""
         learned = state.learned
         names = [name for name in learned if is_factor(name)] + [name for name in learned if not is_factor(name)]
         found = {name: self.tensors.get(f"optimizer.{index}.momentum_buffer") for index, name in enumerate(names)}
@@ -456,7 +456,7 @@ class StoredRun:
         state.centering.hidden = hidden["hidden_offset"].to(like) if hidden else None
 
     def _restore_callbacks(self, callbacks: Sequence[Callback]) -> None:
-        """Restore callback states. New callbacks keep their initial state. Unused stored states are ignored."""
+        """Restore callback states. Callbacks without a stored state keep their initial state."""
         remaining = list(self.plain["callbacks"])
         for callback in callbacks:
             stored = next((entry for entry in remaining if entry["kind"] == type(callback).__name__), None)
