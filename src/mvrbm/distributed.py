@@ -53,7 +53,7 @@ def single_process() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class World:
-    """The group of processes in a training run: the rank of this process and the number of processes."""
+    """Group of processes in a training run, described by the rank of this process and the number of processes."""
 
     rank: int = 0
     size: int = 1

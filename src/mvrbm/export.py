@@ -368,7 +368,7 @@ def _tidy(model: Any, names: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress warnings from PyTorch's exporter that users cannot act on."""
+    """Context manager that suppresses warnings from PyTorch's exporter that users cannot act on."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

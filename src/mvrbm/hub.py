@@ -280,7 +280,7 @@ def _settings(params: Mapping[str, Any]) -> str:
 
 
 def _loadable_name(card: ModelCard) -> str:
-    """Return the title of the card if :func:`mvrbm.load` accepts it as a model name, or a placeholder otherwise."""
+    """Return the title of the card if :func:`mvrbm.load` accepts it as a model name, and a placeholder otherwise."""
     if card.name is not None and (card.name in SHIPPED or _NAME.fullmatch(card.name)):
         return card.name
     return "path/to/this/folder"

@@ -16,7 +16,7 @@ _NEGLIGIBLE = 2**28
 
 
 def available_memory(device: str | torch.device = "cpu") -> int | None:
-    """Return the memory available on a device in bytes, or None if the system does not report it."""
+    """Return the available memory of a device in bytes, or None if the system does not report it."""
     device = torch.device(device)
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

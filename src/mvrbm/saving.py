@@ -203,7 +203,7 @@ def read_machine(folder: Path) -> BoltzmannMachine:
 
 
 def machine_config(machine: BoltzmannMachine) -> dict[str, Any]:
-    """Return a description of a machine, without its parameters, that can be used to rebuild the machine."""
+    """Return the config from which a machine can be rebuilt. Parameter values are not included."""
     return {
         "dtype": str(machine.like.dtype).removeprefix("torch."),
         "visible": {name: _unit_config(unit) for name, unit in machine.layers.items()},

@@ -26,7 +26,7 @@ class CP(Coupling):
     Attributes
     ----------
     hidden_factor : Parameter
-        Factor :math:`A` of the hidden layer, of shape (K, R).
+        Factor :math:`A` for the hidden layer. It has shape (K, R).
     visible_factors : ParameterList
         Factors :math:`B^d`, one per visible mode, each of shape (I_d, R).
 

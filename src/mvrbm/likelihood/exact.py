@@ -97,12 +97,12 @@ def _free_sites(unit: Unit, mask: Tensor | None) -> Tensor:
 
 
 def _bits(unit: Unit, n_sites: int) -> float:
-    """Return the base-2 logarithm of the number of states of `n_sites` sites."""
+    """Return the base-2 logarithm of the number of joint states of `n_sites` sites."""
     return n_sites * math.log2(unit.levels) if n_sites else 0.0
 
 
 def _check_reach(bits: float) -> None:
-    """Raise ValueError if 2**bits states are too many to enumerate."""
+    """Raise ValueError if ``2**bits`` exceeds the maximum number of states to enumerate."""
     if bits > math.log2(MOST_STATES):
         raise ValueError(
             f"exact log Z would require a sum over 2^{bits:.0f} states, but the maximum is "

@@ -1,4 +1,4 @@
-"""Pseudo-likelihood: the product of the probabilities of each site given all other sites."""
+"""Pseudo-likelihood: the product, over all sites, of the probability of a site given all other sites."""
 
 import itertools
 import math

@@ -130,12 +130,12 @@ def multiplied_out(machine: BoltzmannMachine) -> BoltzmannMachine:
 
 
 def copies(layers: Layers) -> dict[str, Tensor]:
-    """Return contiguous copies of all layers, which sampling steps can modify in place."""
+    """Return contiguous copies of all layers, for sampling steps to modify in place."""
     return {name: array.clone(memory_format=torch.contiguous_format) for name, array in layers.items()}
 
 
 def write(values: Layers, states: Layers) -> None:
-    """Copy the values of each layer into `states` in place."""
+    """Copy the values of each layer into the existing arrays in `states`."""
     for name, state in states.items():
         state.copy_(values[name])
 
@@ -287,7 +287,7 @@ def conditional_mean(
 ) -> dict[str, Tensor]:
     """Estimate the mean of the unknown entries given the known entries, by clamped Gibbs sampling.
 
-    The estimate averages the visible means given each hidden sample, which vary less than visible samples.
+    The estimate is an average of visible means, each given one hidden sample. Means vary less than visible samples do.
 
     Parameters
     ----------

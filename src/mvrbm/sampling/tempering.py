@@ -37,8 +37,8 @@ class TemperedPath:
     machine : BoltzmannMachine
         Machine at :math:`\beta = 1`.
     center : mapping of str to Tensor, optional
-        Visible state :math:`x`, with each layer of shape (1, *layer shape). If None, :attr:`mvrbm.Unit.middle` is used
-        for each layer, which does not favor any mode of the distribution.
+        Visible state :math:`x`, with each layer of shape (1, *layer shape). If None, the center of each layer is
+        :attr:`mvrbm.Unit.middle`, a state that does not favor any mode of the distribution.
     """
 
     def __init__(self, machine: BoltzmannMachine, center: Layers | None = None) -> None:
@@ -134,7 +134,7 @@ class TemperedLayer:
         return self._unit.sample(self._path.between(self._base, field, self._beta), rng)
 
     def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor:
-        """Call :meth:`sample` and ignore `x`, because all samples in a tempered layer have the same length."""
+        """Call :meth:`sample`. `x` is ignored, because all samples in a tempered layer have the same length."""
         return self.sample(field, rng)
 
 

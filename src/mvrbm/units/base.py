@@ -172,7 +172,7 @@ class Unit(nn.Module, ABC):
         raise ValueError(f"{type(self).__name__} units have no closed-form variance")
 
     def statistic(self, x: Tensor) -> Tensor:
-        """Compute the statistic `T(x)` that couplings act on. `T` is linear, so `T` of a mean is the mean of `T`."""
+        """Compute the statistic `T(x)` that couplings act on. `T` is linear, so it maps means to means."""
         return x
 
     @property

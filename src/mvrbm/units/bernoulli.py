@@ -66,7 +66,7 @@ class Bernoulli(Unit):
 
     @torch.no_grad()
     def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Set the bias to the log-odds of the data. One pseudo-count per value keeps the log-odds finite."""
+        """Set the bias to the log-odds of the data mean. One pseudo-count per value keeps the log-odds finite."""
         count *= self.n_sharing
         self.bias.copy_(torch.logit((self._pool(mean) * count + 1) / (count + 2)))
 

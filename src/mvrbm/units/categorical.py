@@ -99,7 +99,7 @@ class Categorical(Unit):
 
     @property
     def some_state(self) -> Tensor:
-        """Valid state, with the first category in every row."""
+        """Valid state with the first category in every row."""
         state = super().some_state
         state[..., 0] = 1
         return state

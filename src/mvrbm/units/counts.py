@@ -1,4 +1,4 @@
-"""Count units: bag-of-words documents, each with its own length."""
+"""Count units: bag-of-words documents of variable length."""
 
 import itertools
 import math
@@ -140,7 +140,7 @@ class Counts(Unit):
 
     @property
     def some_state(self) -> Tensor:
-        """Valid state, in which documents contain only the first word, or are empty if `length` is None."""
+        """Valid state: documents that contain only the first word, or empty documents if `length` is None."""
         state = super().some_state
         state[..., 0] = self.length or 0
         return state

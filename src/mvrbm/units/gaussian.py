@@ -29,7 +29,7 @@ _MOST_NODES = 4096
 
 
 class Gaussian(Unit):
-    r"""Real entries with energy :math:`\sum (x - b)^2 / 2 s^2`, so that :math:`x \mid f \sim N(b + s f, s^2)`.
+    r"""Real entries with energy :math:`\sum (x - b)^2 / (2 s^2)`, so that :math:`x \mid f \sim N(b + s f, s^2)`.
 
     Couplings act on :math:`T(x) = x / s`, so the weights are dimensionless. Rescaling the data changes only `b` and
     `s`.
@@ -110,7 +110,7 @@ class Gaussian(Unit):
         return torch.exp(-0.5 * self._log_variance().detach()).expand(self.shape)
 
     def site_energy(self, x: Tensor) -> Tensor:
-        """Return the energy of each entry, (x - b)^2 / 2 s^2."""
+        """Return the energy of each entry, (x - b)^2 / (2 s^2)."""
         return 0.5 * ((x - self.bias) / self.scale) ** 2
 
     def site_log_normalizer(self, field: Tensor) -> Tensor:

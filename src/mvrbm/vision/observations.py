@@ -37,8 +37,9 @@ _GRAYS = torch.linspace(0, 1, 65, dtype=torch.float64)  # (levels,)
 class Observation(ABC):
     r"""Distribution of clean pixels given the observed pixels and the field from the hidden layer.
 
-    `unit` is the visible layer of the machine, which defines :math:`p(x \mid f)`. `level` is the noise level. If it is
-    None, :meth:`fit` estimates it, starting from `start`. Black is 0, and `white` is the white level.
+    `unit` is the visible layer of the machine, which defines :math:`p(x \mid f)`. `level` is the noise level. If
+    `level` is None, :meth:`fit` estimates the noise level, starting from `start`. Black pixels have the value 0, and
+    white pixels have the value `white`.
     """
 
     #: Whether :meth:`fit` estimates parameters. If None, it does so only if the noise level is unknown.
@@ -178,7 +179,7 @@ class SaltAndPepper(Observation):
     """
 
     def ends(self, field: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two tensors: the probabilities that clean pixels are exactly black, and exactly white."""
+        """Return two tensors with the probabilities that each clean pixel is exactly black and exactly white."""
         mean = self.unit.mean(field)
         return 1 - mean, mean
 
@@ -361,7 +362,7 @@ class GaussianNoiseOnGray(Observation):
     # that are clipped to black and to white.
 
     def _column(self, y: Tensor) -> Tensor:
-        """Return the fractional column index of each observed value in the tables."""
+        """Return the fractional index of the table column for each observed value."""
         place = ((y + self.margin) / (1 + 2 * self.margin) * (_OBSERVED - 1)).clamp(0, _OBSERVED - 1)
         ends = torch.where(y <= 0, _OBSERVED, torch.where(y >= 1, _OBSERVED + 1, place))
         return ends if self.clipped else place

@@ -11,7 +11,7 @@ from mvrbm.vision.images import Array
 
 @dataclass(frozen=True)
 class PatchGrid:
-    """Grid of overlapping patches on n images of equal size. Patches are numbered by image, then row, then column."""
+    """Grid of overlapping patches over n images of equal size. Patches are numbered by image, then row, then column."""
 
     n: int  # number of images
     size: tuple[int, int]  # number of rows and columns of an image

@@ -16,7 +16,7 @@ PROTOCOLS = ("literature", "paper")
 
 
 class Quality(NamedTuple):
-    """Peak signal-to-noise ratio in dB and structural similarity."""
+    """Peak signal-to-noise ratio (PSNR) in dB, and structural similarity (SSIM)."""
 
     psnr: float
     ssim: float

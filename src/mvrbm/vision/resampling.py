@@ -163,7 +163,7 @@ def taps_matrix(taps: Taps) -> tuple[NDArray[np.float64], int]:
 
 
 def _kernel(distance: NDArray[np.int64], unit: int) -> NDArray[np.int64]:
-    """Return Keys' cubic kernel at ``distance / unit``, multiplied by ``2 * unit**3`` to obtain integers."""
+    """Evaluate Keys' cubic kernel at ``distance / unit``, scaled by ``2 * unit**3`` to obtain integers."""
     d = np.abs(distance)
     u = unit
     near = 3 * d**3 - 5 * d**2 * u + 2 * u**3

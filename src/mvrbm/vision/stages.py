@@ -162,8 +162,8 @@ class Stage(nn.Module, ABC):
     ) -> Tensor:
         """Return the corrections for all patches. The result has shape (c, p * p, n, patches).
 
-        `windows` has shape (n, c, w * w, patches), and the scales `r` have shape (n, patches). `level`, of shape (n,),
-        is the noise level. `mask`, of shape (n, w * w, patches), is 1 for corrupted pixels.
+        `windows` has shape (n, c, w * w, patches), and the scales `r` have shape (n, patches). `level` contains the
+        noise levels and has shape (n,). `mask` has shape (n, w * w, patches) and is 1 for corrupted pixels.
         """
 
     @abstractmethod
@@ -180,8 +180,8 @@ class Stage(nn.Module, ABC):
     def forward(self, image: Tensor, level: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Return the correction for images of shape (n, c, h, w).
 
-        The height and width must be multiples of the stride. `level`, of shape (n,), is the noise level. `mask`, of
-        shape (n, 1, h, w), is 1 for corrupted pixels.
+        The height and width must be multiples of the stride. `level` contains the noise levels and has shape (n,).
+        `mask` has shape (n, 1, h, w) and is 1 for corrupted pixels.
         """
         height, width = image.shape[2:]
         windows, r = self.windows(image)
@@ -196,7 +196,10 @@ class Stage(nn.Module, ABC):
         return F.fold(x, (height + beyond, width + beyond), self.patch, stride=self.stride)
 
     def _average(self, total: Tensor) -> Tensor:
-        """Divide sums of overlapping patches, of shape (..., rows, columns), by the number of patches per pixel."""
+        """Divide the sums of overlapping patches by the number of patches that cover each pixel.
+
+        The sums have shape (..., rows, columns).
+        """
         if self.patch % self.stride == 0:
             return total * (self.stride / self.patch) ** 2
         rows, columns = (
@@ -610,7 +613,7 @@ class Pass:
     def __call__(
         self, image: Tensor, level: float | None = None, mask: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Return the correction for an image of shape (c, h, w) and of any size. See :meth:`Stage.forward`."""
+        """Return the correction for an image of shape (c, h, w), which can be any size. See :meth:`Stage.forward`."""
         stage = self.stage
         p = stage.patch
         s = stage.stride
@@ -751,8 +754,8 @@ class StageSequence(nn.Module):
     ) -> Tensor:
         """Apply all stages to an image of shape (c, h, w) and return the corrected image.
 
-        The image can be any size. `after` is applied to the image after each stage. `level` is the noise level. `mask`,
-        of shape (1, h, w), is 1 for corrupted pixels. If `mask` is given, only corrupted pixels change.
+        The image can be any size. `after` is applied to the image after each stage. `level` is the noise level. `mask`
+        has shape (1, h, w) and is 1 for corrupted pixels. If `mask` is given, only corrupted pixels change.
         """
         for which, stage in enumerate(self):
 

@@ -1,6 +1,6 @@
 """GPU backends based on Triton kernels.
 
-Their common base class is in `epochs`. There are three families:
+The common base class is in `epochs`. There are three families of backends:
 
 * `per_sample` (kernels in `per_sample_kernels`): small matrices, with or without a label, using one program per sample.
 * `tensor` (kernel in `tensor_kernel`): arrays of order 3 to 6, using one program per sample. `per_sample` and `tensor`

@@ -9,13 +9,13 @@ from mvrbm.random.kernels import normal_pairs, uniform_entries, uniform_pairs
 
 @triton.jit
 def _odds(field):
-    """Return the reciprocal of the logistic function of a field."""
+    """Return the reciprocal of the logistic function, evaluated at a field."""
     return 1.0 + tl.exp2(-1.4426950408889634 * field)
 
 
 @triton.jit
 def mean(field, GAUSSIAN: tl.constexpr):
-    """Return the mean of a layer, given its field including the bias."""
+    """Return the mean of a layer given its field, which includes the bias."""
     if not GAUSSIAN:
         root = tl.rsqrt(_odds(field))  # one instruction instead of eight for a division
         field = root * root
@@ -24,7 +24,7 @@ def mean(field, GAUSSIAN: tl.constexpr):
 
 @triton.jit
 def draw_layer(field, numbers, GAUSSIAN: tl.constexpr):
-    """Sample a layer given its field, including the bias, using normal or uniform random numbers."""
+    """Sample a layer given its field, which includes the bias, using normal or uniform random numbers."""
     if GAUSSIAN:
         return field + numbers
     # The entry is 1 if the uniform number is below the logistic function. Use the sign bit instead of a comparison,
@@ -37,9 +37,9 @@ def draw_layer(field, numbers, GAUSSIAN: tl.constexpr):
 @triton.jit
 def matrix_numbers(key, update, sample, draw, DRAWN: tl.constexpr, COLUMNS: tl.constexpr, GAUSSIAN: tl.constexpr,
                    HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """Return random numbers for one sample's matrix with `COLUMNS` columns, as a tile of shape (HEIGHT, WIDTH).
+    """Return a tile of random numbers of shape (HEIGHT, WIDTH) for one sample's matrix with `COLUMNS` columns.
 
-    Only programs for the first `DRAWN` samples generate random numbers. Other programs skip this work.
+    Only programs that process the first `DRAWN` samples generate random numbers. Other programs skip this work.
     """
     if sample < DRAWN:
         line, pair = tl.arange(0, HEIGHT)[:, None], tl.arange(0, WIDTH // 2)[None, :]
@@ -67,5 +67,8 @@ def draw_categories(field, numbers, exists, CATEGORIES: tl.constexpr):
 
 @triton.jit
 def site_numbers(key, update, rows, sites, draw, COLUMNS: tl.constexpr):
-    """Return one uniform random number per row and site: (n, 1), (1, w) -> (n, w). Each line has `COLUMNS` sites."""
+    """Return uniform random numbers of shape (n, w), given rows of shape (n, 1) and sites of shape (1, w).
+
+    Each line has `COLUMNS` sites.
+    """
     return uniform_entries(key, rows, sites // COLUMNS, sites % COLUMNS, update, draw, COLUMNS)

@@ -1,4 +1,4 @@
-"""Base class for all Triton backends: epochs, divergence checks, and CUDA graphs of many updates.
+"""Base class for all Triton backends, with epochs, divergence checks, and CUDA graphs of many updates.
 
 A kernel backend trains one machine, or several machines with the same shapes in parallel. It keeps data, parameters,
 momenta and chains on the device, in buffers that CUDA graphs read and write. `load` and `store` convert between these
@@ -49,7 +49,7 @@ class RunShape:
 
     @classmethod
     def of(cls, settings: Sequence[UpdateSettings], sources: Sequence[Source]) -> RunShape:
-        """Return the shape for a training run with one or more models."""
+        """Return the sizes of a training run with one or more models."""
         recipe = settings[0].recipe
         negative = settings[0].negative
         n_samples = int(sources[0].n_samples or 0)
@@ -74,7 +74,7 @@ class RunShape:
 
     @property
     def rows(self) -> int:
-        """Batch size or number of chains per model, whichever is larger."""
+        """Batch size or number of persistent chains per model, whichever is larger."""
         return max(self.batch_size, self.n_chains if self.persistent else 0)
 
     @property
@@ -87,19 +87,22 @@ class RunShape:
         return min(self.batch_size, self.n_samples - batch * self.batch_size)
 
     def batch_of_chains(self, rows: Tensor) -> Tensor:
-        """Assign a row to each chain. Rows are repeated as needed and are the same at all temperatures."""
+        """Assign one of the given rows to each chain, repeating rows as needed.
+
+        The rows are the same at all temperatures.
+        """
         return rows[torch.arange(self.n_chains, device=rows.device) % self.n_coldest % len(rows)]
 
 
 class PackedForm(Protocol):
-    """Protocol for converters between the parameters and momenta in a state and flat arrays."""
+    """Protocol for objects that convert the parameters and momenta in a state to and from flat arrays."""
 
     def pack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None: ...
     def unpack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None: ...
 
 
 class KernelBackend(EpochBackend):
-    """Base class for Triton backends, for one state or for several states whose machines have the same shapes.
+    """Base class for Triton backends, which train one state or several states whose machines have the same shapes.
 
     Subclasses build their buffers for a *signature*, which contains everything that compiled kernels, graphs and buffer
     shapes depend on. Another training run with an equal signature can reuse the buffers.
@@ -135,17 +138,17 @@ class KernelBackend(EpochBackend):
     def signature_of(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> Hashable:
-        """Return the signature of a backend for another training run."""
+        """Return the signature that a backend for another training run would have."""
 
     @property
     @abstractmethod
     def params(self) -> Tensor:
-        """The flat parameters of all models, of shape (models, size)."""
+        """Flat parameters of all models, as a tensor of shape (models, size)."""
 
     @property
     @abstractmethod
     def momenta(self) -> Tensor:
-        """The flat momenta of all models, of shape (models, size)."""
+        """Flat momenta of all models, as a tensor of shape (models, size)."""
 
     @abstractmethod
     def changing(self) -> tuple[Tensor, ...]:
@@ -157,12 +160,12 @@ class KernelBackend(EpochBackend):
 
     @abstractmethod
     def load_run(self, states: Sequence[TrainState], sources: Sequence[Source]) -> None:
-        """Copy the inputs of a training run, such as data and scales but not the states, into the buffers."""
+        """Copy the inputs of a training run (data, scales, etc., but not the states) into the buffers."""
 
     def continues_with(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> bool:
-        """Reuse the buffers and graphs for other data and states if possible and return whether this succeeded."""
+        """Try to reuse the buffers and graphs for other data and states, and return whether this succeeded."""
         if [one.recipe for one in settings] != self._recipes:
             return False
         for one, source in zip(settings, sources, strict=True):
@@ -203,10 +206,10 @@ class KernelBackend(EpochBackend):
         return torch.tensor(rows, dtype=torch.float32, device=self._device)
 
     def _check(self, states: Sequence[TrainState]) -> list[bool]:
-        """Return which models have non-finite parameters.
+        """Return whether each model has non-finite parameters.
 
-        If there is a single model, restore its state from the last check and raise `DivergenceError`. If there are
-        several models, the parameters of diverged models are left unchanged.
+        If there is a single model and it has diverged, restore its state from the last check and raise
+        `DivergenceError`. If there are several models, leave the parameters of diverged models unchanged.
         """
         self._unchecked = 0
         finite = torch.isfinite(self.params).all(1).tolist()
@@ -232,7 +235,7 @@ class KernelBackend(EpochBackend):
 
     @abstractmethod
     def chain_data(self, number: int) -> dict[str, Tensor]:
-        """Return a model's chains in data units and with the shapes used in a state."""
+        """Return a model's chains in data units, with the shapes that a state uses."""
 
     @abstractmethod
     def set_chains(self, number: int, data: Mapping[str, Tensor]) -> None:
@@ -242,7 +245,7 @@ class KernelBackend(EpochBackend):
 
     @torch.no_grad()
     def epoch(self, states: Sequence[TrainState], orders: Tensor, stopped: Callable[[], bool]) -> int:
-        """Train on the remaining batches of an epoch. The kernels cannot stop within an epoch."""
+        """Train on the remaining batches of an epoch. Training cannot be stopped within an epoch."""
         n_batches = self.run.n_batches
         start = states[0].batch
         update = states[0].update
@@ -268,15 +271,15 @@ class KernelBackend(EpochBackend):
 
     @abstractmethod
     def start_chains(self, number: int, batch: int, update: int) -> None:
-        """Initialize a model's persistent chains from a batch of this epoch, for the update with number `update`.
+        """Initialize a model's persistent chains from a batch of this epoch, for update number `update`.
 
-        Samples are repeated as needed. This is equivalent to :func:`mvrbm.updates.update.start_chains`, for data on the
-        device in the kernels' format.
+        Samples are repeated as needed. This method is equivalent to :func:`mvrbm.updates.update.start_chains`, but uses
+        data that is already on the device in the kernels' format.
         """
 
     @abstractmethod
     def compute_updates(self, first: int, count: int, update: int) -> None:
-        """Compute `count` updates, starting at batch `first` of the epoch. The first update has number `update`."""
+        """Compute `count` updates, starting with batch `first` of the epoch and update number `update`."""
 
     def replay(self, key: Hashable, launch: Callable[[int], None], count: int) -> None:
         """Launch `count` updates.
@@ -321,7 +324,10 @@ def power_of_two(size: int) -> int:
 
 
 def default_precision(machine: BoltzmannMachine) -> str:
-    """Return the default precision of products, which is 16 bits if no units are Gaussian and states are at most 1."""
+    """Return the default precision of matrix products.
+
+    The default is "tf32" if any units are Gaussian, and "fp16" otherwise, because all states are then at most 1.
+    """
     return "tf32" if any(unit.gaussian for unit in (machine.hidden, *machine.layers.values())) else "fp16"
 
 

@@ -1,4 +1,4 @@
-"""Base class for backends with one program per sample, using the flat parameters from `mvrbm.backends.layout`."""
+"""Base class for backends with one program per sample and the flat parameters of :mod:`mvrbm.backends.layout`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _ALIGNMENT = 16
 
 
 class TransposedPacking(Packing):
-    """Packing with transposed label weights, of shape (classes, hidden units). Each class has contiguous weights."""
+    """Packing with transposed label weights.
+
+    The weights have shape (classes, hidden units), so that the weights of each class are contiguous.
+    """
 
     def __init__(self, state: TrainState, layout: Layout, *, normalized: bool) -> None:
         super().__init__(state, layout, normalized=normalized)
@@ -84,12 +87,12 @@ class FlatSignature:
 
     @property
     def halves(self) -> bool:
-        """Whether the operands of products have 16 bits."""
+        """Whether the operands of matrix products have 16 bits."""
         return self.precision == "fp16"
 
     @property
     def dot_precision(self) -> str:
-        """The Triton input precision for products of float32 operands."""
+        """Triton input precision for products of float32 operands."""
         return "tf32" if self.halves else self.precision
 
 
@@ -107,7 +110,7 @@ class SampleData:
 
     @classmethod
     def allocate(cls, signature: FlatSignature, device: torch.device) -> SampleData:
-        """Allocate uninitialized data."""
+        """Allocate uninitialized buffers for the data."""
         run = signature.run
         copies = 1 if run.shared_data else run.models
         layers = signature.layout.layers
@@ -121,7 +124,7 @@ class SampleData:
         return cls(arrays, labels, scale, shift)
 
     def load(self, signature: FlatSignature, sources: Sequence[Source], packings: Sequence[Packing]) -> None:
-        """Copy the data to the device without converting uint8 data. Data shared by all models is copied only once."""
+        """Copy the data to the device. uint8 data is not converted. Data shared by all models is copied only once."""
         machine = sources[0].machine
         copies = sources[:1] if signature.run.shared_data else sources
         for layer, array in zip(signature.layout.layers, self.arrays, strict=True):
@@ -160,7 +163,7 @@ class FlatBuffers:
     def allocate(
         cls, signature: FlatSignature, rates: Tensor, *, terms: int, by_blocks: bool, chain_dtype: torch.dtype
     ) -> FlatBuffers:
-        """Allocate buffers. If `by_blocks` is True, steps record the largest entries of the factors."""
+        """Allocate buffers. If `by_blocks` is True, each step records the largest entries of the factors."""
         layout = signature.layout
         models = signature.run.models
         size = layout.size
@@ -191,11 +194,12 @@ class FlatBuffers:
 
 
 class PerProgramBackend(KernelBackend):
-    """Base class for backends with one program per sample, which accumulate gradients in global memory.
+    """Base class for backends that use one program per sample and accumulate gradients in global memory.
 
-    The precision of matrix products is "fp16", "tf32", "tf32x3" or "ieee". "fp16" and "tf32" use tensor cores, with
-    operands of 11 significant bits and sums in float32. States above 65,504 cannot be represented in fp16. "ieee" is
-    plain float32.
+    The precision of matrix products is "fp16", "tf32", "tf32x3" or "ieee". "fp16" and "tf32" use tensor cores and round
+    operands to 11 significant bits, with float32 accumulation. "fp16" cannot represent states above 65,504. "tf32x3"
+    computes each product as three TF32 products, which is nearly as accurate as float32. "ieee" uses plain float32
+    without tensor cores.
     """
 
     updates_per_graph = 1000
@@ -303,7 +307,7 @@ class PerProgramBackend(KernelBackend):
         return {"launch_pdl": True} if self._overlapping else {}
 
     def find_sizes(self, layer: LayerLayout) -> None:
-        """Compute the largest absolute entry of each factor in a layer. Later steps keep these values up to date."""
+        """Compute the largest absolute value in each factor of a layer. Later steps keep these values up to date."""
         sizes = self._buffers.sizes
         sizes.zero_()
         start = layer.parameters_at
@@ -313,7 +317,10 @@ class PerProgramBackend(KernelBackend):
             start = end
 
     def launch_step(self, turn: int, batch: int) -> None:
-        """Launch the step for a batch with the buffers of launch `turn`. The result is the first set of parameters."""
+        """Launch the step for a batch with the buffers of launch number `turn`.
+
+        The kernel writes the new parameters to the first set of buffers.
+        """
         from mvrbm.backends.cuda.step_kernels import apply
 
         buffers = self._buffers
@@ -335,5 +342,5 @@ def n_factors(layout: Layout) -> int:
 
 
 def tile_of(size: int) -> int:
-    """Return the smallest power of two that is a valid tile size for products and not smaller than the axis."""
+    """Return the smallest valid tile size (a power of two, at least 16) that covers an axis of the given size."""
     return max(16, power_of_two(size))

@@ -72,28 +72,28 @@ class FullSignature:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the operands of matrix products."""
+        """Data type of the operands of matrix products."""
         return torch.float16 if self.precision == "fp16" else torch.float32
 
     @property
     def dot_precision(self) -> str:
-        """The Triton input precision for products with batches."""
+        """Triton input precision for matrix products with batches."""
         return "tf32" if self.precision == "fp16" else self.precision
 
     @property
     def exact_precision(self) -> str:
-        """The precision of the products that form full matrices. For results rounded to 16 bits, tf32 is sufficient."""
+        """Precision of the products that form full matrices. If results are rounded to 16 bits, tf32 is sufficient."""
         return {"ieee": "ieee", "fp16": "tf32"}.get(self.precision, "tf32x3")
 
     @property
     def terms(self) -> int:
-        """Number of norms summed in the gain for a factor (a power of two)."""
+        """Number of norms that are summed to compute the gain for a factor (a power of two)."""
         return power_of_two(max(1, *(layer.rank for layer in self.layout.layers)))
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Training data on the device, as operands of products. Data shared by all models is stored only once."""
+    """Training data on the device, as operands of matrix products. Data shared by all models is stored only once."""
 
     samples: Tensor  # (copies, n_samples, visible)
     known: Tensor  # bytes of the same shape, 0 for missing entries, or of shape (1,) if none are missing
@@ -131,7 +131,8 @@ class Operands:
 class FullParameters:
     """Buffers for the parameters and the update step. Consecutive models are `stride` elements apart.
 
-    An update reads one set of parameters and writes the other. Between series of updates, the first set is current.
+    An update reads one set of parameters and writes the other. Between series of updates, the first set contains the
+    current parameters.
     """
 
     stride: int
@@ -170,10 +171,10 @@ class FullParameters:
 
 @dataclass(frozen=True)
 class FullStates:
-    """States, hidden means and hidden samples for the data and the chains, with one row per sample or chain.
+    """States, hidden means and hidden samples of the data and the chains, with one row per sample or chain.
 
-    Rows for the data come first, followed by all chains. If there are several temperatures, separate rows for the
-    coldest chains follow.
+    Rows for the data come first, followed by rows for all chains. If there are several temperatures, separate rows for
+    the coldest chains come last.
     """
 
     chains_at: int
@@ -223,7 +224,10 @@ class FullOffsets:
         return cls(center, torch.zeros(2, models * (layout.hidden + 1), device=device))
 
     def current(self, layout: FullLayout) -> tuple[Tensor, Tensor]:
-        """Return views of the running means, of shape (models, hidden), and of the values that mark them as valid."""
+        """Return views of the running means and of the values that mark them as initialized.
+
+        The views have shapes (models, hidden) and (models,). A positive value marks a mean as initialized.
+        """
         models = len(self.center)
         means, begun = self.hidden[0].split([models * layout.hidden, models])
         return means.view(models, layout.hidden), begun
@@ -239,7 +243,7 @@ class FullVariances:
 
     @classmethod
     def allocate(cls, signature: FullSignature, device: torch.device) -> FullVariances:
-        """Allocate buffers that represent unchanged variances."""
+        """Allocate buffers with initial values that represent unchanged variances."""
         shape = signature.run.models, signature.layout.visible
         return cls(*(make(shape, device=device) for make in (torch.zeros, torch.ones, torch.zeros)))
 
@@ -306,10 +310,11 @@ class FullLaunch:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options for kernels without large products, which start before the previous launch has finished.
+        """Launch options for kernels without large products.
 
-        Large products would compete with the previous launch for multiprocessors. They start when the programs of that
-        launch have only their results left to write.
+        These kernels start before the previous launch has finished. Kernels with large products would compete with the
+        previous launch for multiprocessors. They start when the programs of that launch have only their results left to
+        write.
         """
         return {"PDL": True, "launch_pdl": True} if self.overlapping else {"PDL": False}
 
@@ -320,7 +325,7 @@ class FullLaunch:
 
 
 def tile_of(rows: int, columns: int, models: int, processors: int) -> tuple[int, int]:
-    """Return the largest tile size with enough tiles to keep all multiprocessors busy, or the smallest tile size."""
+    """Return the largest tile size that keeps all multiprocessors busy, or the smallest tile size if none does."""
     for tile in ((64, 64), (64, 32)):
         if -(-rows // tile[0]) * -(-columns // tile[1]) * models >= _BUSY * processors:
             return tile

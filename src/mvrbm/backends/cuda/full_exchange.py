@@ -1,11 +1,11 @@
 r"""Triton kernels for parallel tempering, which complement `full_kernels`.
 
-As in :mod:`mvrbm.sampling.tempering`, the field on a layer at inverse temperature :math:`\beta` is
-:math:`f_0 + \beta (f - f_0)`, where :math:`f_0` (`base`) is the field induced by the center of all states. Each chain
-is a row. The hottest chains come first, and all temperatures have the same number of chains. After a Gibbs step, states
-at neighboring temperatures are exchanged with a probability determined by `differences`, the change in each chain's
-free energy, which `downwards` and `upwards` accumulate. The coldest chains represent the model and are copied to
-separate rows.
+As in :mod:`mvrbm.sampling.tempering`, the field on a layer at inverse temperature :math:`\beta` is :math:`f_0 + \beta
+(f - f_0)`, where :math:`f_0` (`base`) is the field induced by the center of all states. Each chain is a row. The
+hottest chains come first, and all temperatures have the same number of chains. After a Gibbs step, states at
+neighboring temperatures are exchanged with a probability that depends on `differences`, which contains the change in
+each chain's free energy. `downwards` and `upwards` compute these changes. The coldest chains represent the model and
+are copied to separate rows.
 """
 
 # mypy: ignore-errors
@@ -19,7 +19,7 @@ from mvrbm.random.kernels import uniform_entries
 
 @triton.jit
 def beta_of(chains, CHAINS: tl.constexpr, TEMPERATURES: tl.constexpr):
-    """Return the inverse temperatures of chains, given their indices."""
+    """Return the inverse temperatures of the chains with the given indices."""
     return (chains // (CHAINS // TEMPERATURES)).to(tl.float32) / (TEMPERATURES - 1)
 
 
@@ -33,15 +33,15 @@ def other_beta(chains, turn, CHAINS: tl.constexpr, TEMPERATURES: tl.constexpr):
 
 @triton.jit
 def turn_of(turns, clock, batch, gibbs_step, STEPS: tl.constexpr):
-    """Return the index (0 or 1) of the first temperature in the first pair of a step."""
+    """Return the index (0 or 1) of the first temperature in the first pair that a Gibbs step exchanges."""
     return (tl.load(turns) + (tl.load(clock) + batch) * STEPS + gibbs_step) % 2
 
 
 @triton.jit
 def exchanges_before(gibbs_step, turn, TEMPERATURES: tl.constexpr):
-    """Return the number of exchanges that precede a step of an update. Each exchange uses one draw.
+    """Return the number of exchanges before a given Gibbs step of an update. Each exchange uses one draw.
 
-    With two temperatures, there is a pair to exchange only in every second step.
+    With two temperatures, there is a pair to exchange only in every other step.
     """
     if TEMPERATURES > 2:  # noqa: SIM108  (a compile-time branch)
         count = gibbs_step
@@ -94,7 +94,7 @@ def exchange(
 
     After the last step (`LAST`), copy the coldest chains. If `SUMMED` is set, also sum them.
 
-    Each program has a single warp, so that all threads have read the differences before a thread resets them to zero.
+    Each program has a single warp, so that all threads have read the differences before any thread resets them to zero.
     """
     chain, pair, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     EACH: tl.constexpr = CHAINS // TEMPERATURES

@@ -1,15 +1,15 @@
 r"""Triton kernels for updates with couplings expanded to full matrices, using batched products.
 
 A coupling of rank R requires R products of small matrices per sample. For large R, a single product with the full
-matrix :math:`W` is faster. The gradients for the factors follow from its gradient :math:`G`:
+matrix :math:`W` is faster. The gradients for the factors follow from the gradient :math:`G` for the full matrix:
 :math:`\partial U_r = \sum_{lj} G_{kl,ij} V_r^{lj}` and :math:`\partial V_r = \sum_{ki} G_{kl,ij} U_r^{ki}`.
 
-Layers are in units of their statistic (for Gaussian layers, x / s with the initial scale s). All visible layers are
-columns of one array of shape (rows, VISIBLE). Each layer starts at a multiple of the tile width. Padding is zero,
-except for the last column, which contains ones. Hidden means have a one after the last unit. The products for the
-gradient therefore contain the sums required for the biases. `W` has shape (HIDDEN, VISIBLE) and is padded with zeros,
-as are the rows of states after the data and the chains. Each line of a layer has an even number of columns, so that
-pairs of columns, which share a random counter, are always in the same line.
+The states of a layer are the values of its statistic (for Gaussian layers, x / s with the initial scale s). All visible
+layers are columns of one array of shape (rows, VISIBLE). Each layer starts at a multiple of the tile width. Padding is
+zero, except for the last column, which contains ones. In the array of hidden means, the column after the last unit
+contains ones. The products for the gradient therefore contain the sums required for the biases. `W` has shape (HIDDEN,
+VISIBLE) and is padded with zeros, as are the rows of states after the data and the chains. Each line of a layer has an
+even number of columns, so that pairs of columns, which share a random counter, are always in the same line.
 
 The flat parameters of a model are the parameters of all couplings, the padded visible bias, the padded hidden bias, and
 the padded log-variances if a layer learns them. They are followed by scratch memory for the gradient `G` of each
@@ -116,8 +116,8 @@ def upwards(
 ):  # fmt: skip
     """Compute means or samples of the hidden layer for tiles of states, starting at `FIRST_TILE`.
 
-    Rows from `CHAINS_AT` onward are chains. Means are written to the rows of their states, and samples are written to
-    `samples`. If `SUMMED` is set, means are also summed. With several `TEMPERATURES`, each chain has its own
+    Rows from `CHAINS_AT` onward are chains. Means are written to the same rows as the states, and samples are written
+    to `samples`. If `SUMMED` is set, means are also summed. With several `TEMPERATURES`, each chain has its own
     temperature. If `COMPARE` is set, the kernel instead computes the change in free energy that an exchange would cause
     and adds it to `differences`.
     """
@@ -173,14 +173,17 @@ def upwards(
 
 @triton.jit
 def unit_exists(units, UNITS: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr):
-    """Return which columns of the hidden layer are units rather than padding."""
+    """Return a mask of the columns of the hidden layer that are units rather than padding."""
     return (units < UNITS) & (units % HIDDEN_PITCH < L)
 
 
 @triton.jit
 def _draw_pairs(field, key, update, draw, rows, column, PITCH_: tl.constexpr, COLUMNS_: tl.constexpr,
                 GAUSSIAN: tl.constexpr):  # fmt: skip
-    """Sample a tile of a layer given its field, including the bias. `column` is the first column of each pair."""
+    """Sample a tile of a layer given its field, which includes the bias.
+
+    `column` is the index of the first column of each pair.
+    """
     line, pair = (column // PITCH_)[None, :], (column % PITCH_ // 2)[None, :]
     if GAUSSIAN:
         numbers = normal_pairs(key, rows[:, None], line, pair, update, draw, COLUMNS_)
@@ -201,9 +204,9 @@ def downwards(
     """Sample all visible layers of the chains given samples of the hidden layer.
 
     If `SUMMED` is set, the samples are also summed. If `FILL` is set, the kernel samples the missing entries in the
-    data instead, and if `START` is set too, it samples them without the hidden layer. With several `TEMPERATURES`, each
-    chain is sampled at its temperature, and the kernel adds the visible layers' contribution to `differences`. `draw`
-    is the draw number for the first layer.
+    data instead. If `START` is also set, it samples them from the biases alone. With several `TEMPERATURES`, each chain
+    is sampled at its own temperature, and the kernel adds the visible layers' contribution to `differences`. `draw` is
+    the draw number of the first layer.
     """
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = tile_m * BM + tl.arange(0, BM)
@@ -280,11 +283,12 @@ def gradients(
     FOLLOWS: tl.constexpr, VARIES: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    r"""Compute the gradients for biases and full matrices: the mean over chains minus the mean over data.
+    r"""Compute the gradients for biases and full matrices, which are means over chains minus means over data.
 
-    If `CENTERED` is set, the gradient for the matrices is :math:`G - s_h \mu^\top - \lambda s^\top`, where s and
-    :math:`s_h` are the gradients for the biases, :math:`\mu` is the center, and :math:`\lambda` is the hidden offset.
-    If `FOLLOWS` is set, the hidden offset is a running mean over the data.
+    If `CENTERED` is set, the gradient for the matrices is :math:`G - s_h \mu^\top - \lambda s^\top`, where :math:`G` is
+    the uncentered gradient, :math:`s` and :math:`s_h` are the gradients for the visible and hidden biases, :math:`\mu`
+    is the visible offset, and :math:`\lambda` is the hidden offset. If `FOLLOWS` is set, the hidden offset is a running
+    mean over the data.
     """
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     units = tile_m * BM + tl.arange(0, BM)
@@ -354,7 +358,10 @@ def gradients(
 def matrix_at(
     units, i, j, RANK_: tl.constexpr, I: tl.constexpr, J: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr
 ):  # fmt: skip
-    """Return the positions of a full matrix's gradient: (K * I, L * J) with factors, or (H, I * J) without."""
+    """Return the positions of the entries in the gradient for a full matrix.
+
+    The gradient has shape (K * I, L * J) for a coupling with factors, and (H, I * J) for a dense coupling.
+    """
     k, l = units // HIDDEN_PITCH, units % HIDDEN_PITCH
     if RANK_ > 0:
         return ((k * I * L + l) * J)[:, None] + (i * (L * J) + j)[None, :]

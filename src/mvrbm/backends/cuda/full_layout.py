@@ -1,10 +1,10 @@
 """Layout of parameters and states for `full_kernels`, and conversion to and from a state.
 
-All visible layers are stored as columns of one array, in units of their statistic. Each layer starts at a multiple of
-the tile size. The flat vector contains the parameters of all couplings, the visible bias for each column, the hidden
-bias, and the log-variance for each column if any layer learns it. Unlike in :mod:`mvrbm.backends.layout`, biases are
-padded like the columns and are not shifted by the centering offsets. A packing keeps the layer scales from the time of
-its construction.
+The statistics of all visible layers are stored as columns of one array. Each layer starts at a multiple of the tile
+size. The flat vector contains the parameters of all couplings, the visible bias for each column, the hidden bias, and
+the log-variance for each column if any layer learns it. Unlike in :mod:`mvrbm.backends.layout`, biases are padded like
+the columns and are not shifted by the centering offsets. A packing always uses the layer scales from the time when it
+was created.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FullLayer:
         return self.shape[-2] if len(self.shape) > 1 else 1
 
     def places(self) -> Tensor:
-        """Return the column index of each entry, of shape (rows * columns,)."""
+        """Return the column indices of all entries as a tensor of shape (rows * columns,)."""
         return (self.first + _grid(self.rows, self.columns, self.pitch)).flatten()
 
 
@@ -84,7 +84,7 @@ class FullLayout:
     def of(cls, machine: BoltzmannMachine, ranks: Mapping[str, int]) -> FullLayout:
         """Return the layout for a machine.
 
-        `ranks` maps layer names to the ranks to which couplings with factors are padded. Rank 0 denotes a dense
+        `ranks` maps each layer name to the rank to which the layer's coupling is padded. Rank 0 denotes a dense
         coupling.
         """
         n_hidden = math.prod(machine.hidden.shape)
@@ -133,22 +133,22 @@ class FullLayout:
 
     @property
     def units(self) -> int:
-        """Number of columns for the hidden layer, including padding between rows. A column of ones follows."""
+        """Number of columns for the hidden layer, including padding between rows but excluding the column of ones."""
         return self.hidden_rows * self.hidden_pitch
 
     @property
     def hidden(self) -> int:
-        """Padded number of columns for the hidden layer."""
+        """Number of columns for the hidden layer and the column of ones, rounded up to a multiple of the tile size."""
         return padded(self.units + 1)
 
     @property
     def visible(self) -> int:
-        """Padded number of columns for all visible layers."""
+        """Number of columns for all visible layers, including padding."""
         return sum(layer.width for layer in self.layers)
 
     @property
     def n_factors(self) -> int:
-        """Number of factors. A dense coupling counts as one."""
+        """Number of factors. A dense coupling counts as one factor."""
         return sum(2 if layer.rank else 1 for layer in self.layers)
 
     @property
@@ -181,7 +181,7 @@ class FullLayout:
         return self.size + layer.scratch_at if layer.rank else layer.parameters_at
 
     def hidden_places(self) -> Tensor:
-        """Return the column index of each hidden unit, of shape (n_hidden,)."""
+        """Return the column indices of all hidden units as a tensor of shape (n_hidden,)."""
         return _grid(self.hidden_rows, self.hidden_columns, self.hidden_pitch).flatten()
 
 
@@ -200,7 +200,7 @@ def even(size: int) -> int:
 
 
 def factor_rank(link: Coupling) -> int:
-    """Return the number of terms in a sum of two-factor Kronecker products, or 0 for any other coupling."""
+    """Return the number of terms if a coupling is a sum of two-factor Kronecker products, and 0 otherwise."""
     factors = link.matrix_factors()
     return 0 if factors is None else len(factors[0])
 
@@ -232,11 +232,14 @@ class FullPacking:
         self.columns = {layer.name: layer.places().to(device) for layer in layout.layers}
 
     def scale(self, layer: str) -> Tensor:
-        """Return 1 / s for each entry in a visible layer, flattened."""
+        """Return the inverse scales 1 / s of all entries in a visible layer as a flat tensor."""
         return self._scales[f"visible.{layer}.bias"]
 
     def multiplier(self, like: Tensor, normalized: bool) -> Tensor:
-        """Return the flat multipliers applied to gradients before a step (see :mod:`mvrbm.backends.packing`)."""
+        """Return the factors by which flat gradients are multiplied before a step.
+
+        See :mod:`mvrbm.backends.packing` for the derivation.
+        """
         flat = torch.ones_like(like)
         for name, scale in self._scales.items():
             flat[self._places[name]] = torch.ones_like(scale) if normalized else scale**2

@@ -1,4 +1,4 @@
-"""GPU backend that expands couplings to full matrices and uses batched products, with six to eight launches per update.
+"""GPU backend that uses batched products with couplings expanded to full matrices, in six to eight launches per update.
 
 It supports dense and higher-rank matrix couplings, several visible layers (including categorical layers), centering of
 all layers, learned variances, missing entries, and chains at several temperatures. Each Gibbs step for missing entries
@@ -57,7 +57,7 @@ class FullMatrixBackend(KernelBackend):
     """Backend that computes epochs with batched full-matrix products.
 
     The precision of matrix products is "fp16", "tf32", "tf32x3" or "ieee", as in `PerProgramBackend`. The default is
-    "tf32" if any layer is Gaussian, and "fp16" otherwise, because all states are then at most 1.
+    "tf32" if any layer is Gaussian. Otherwise, all states are at most 1, and the default is "fp16".
     """
 
     updates_per_graph = 50
@@ -106,7 +106,7 @@ class FullMatrixBackend(KernelBackend):
 
     @property
     def _chains(self) -> Tensor:
-        """The states of all chains, of shape (models, chains, visible)."""
+        """States of all chains, as a tensor of shape (models, chains, visible)."""
         return self._states.visible[:, self._states.chains_at :][:, : self.run.n_chains]
 
     def changing(self) -> tuple[Tensor, ...]:
@@ -182,7 +182,7 @@ class FullMatrixBackend(KernelBackend):
         self._launch_build()
 
     def _factor_sizes(self, layer: FullLayer) -> tuple[int, int]:
-        """Return the numbers of entries, K * I and L * J, in the two factors of one Kronecker product."""
+        """Return the numbers of entries in the two factors of one Kronecker product, K * I and L * J."""
         return self.layout.hidden_rows * layer.rows, self.layout.hidden_columns * layer.columns
 
     def chain_data(self, number: int) -> dict[str, Tensor]:
@@ -247,7 +247,7 @@ class FullMatrixBackend(KernelBackend):
 
     @property
     def _strides(self) -> tuple[int, int]:
-        """Strides between the sample orders and between the data of consecutive models, in samples."""
+        """Strides, in samples, between consecutive models in the sample orders and in the data."""
         return self.n_samples, 0 if self.run.shared_data else self.n_samples
 
     def _launch_update(self, batch: int, n_valid: int, n_next: int) -> None:
@@ -261,7 +261,7 @@ class FullMatrixBackend(KernelBackend):
             self._launch_compensation(batch)
 
     def _weight_of(self, batch: int) -> Tensor:
-        """Return the full matrices for update number `batch` of a series."""
+        """Return the full coupling matrices for update number `batch` of a series."""
         weights = self._parameters.weights
         return weights[batch % len(weights)]
 
@@ -278,7 +278,10 @@ class FullMatrixBackend(KernelBackend):
             draw += 1 + n_layers
 
     def _launch_chains(self, batch: int, n_valid: int) -> None:
-        """Launch the kernels for hidden means of the data, and for Gibbs steps and hidden means of the chains."""
+        """Launch the kernels that compute the hidden means of the data and advance the chains.
+
+        The hidden means of the new chain states are computed too.
+        """
         run = self.run
         n_layers = len(self.layout.layers)
         if self._tempered:
@@ -298,7 +301,10 @@ class FullMatrixBackend(KernelBackend):
         self._launch_up(batch, n_valid, 0, data=False, chains=True, drawn=False)
 
     def _rows(self, *, coldest: bool = True) -> dict[str, Any]:
-        """Return the sizes common to all products, for the coldest chains or for the chains at all temperatures."""
+        """Return the size arguments common to all product kernels.
+
+        The sizes are those of the coldest chains if `coldest` is True, and of the chains at all temperatures otherwise.
+        """
         return {
             "CHAINS": self.run.n_coldest if coldest else self.run.n_chains,
             "PERSISTENT": self.run.persistent,
@@ -329,7 +335,8 @@ class FullMatrixBackend(KernelBackend):
         """Launch the kernel that computes hidden means or samples for the data, the chains, or both.
 
         If `drawn` is True, the hidden layer of the chains is sampled at Gibbs step `step`. If there are no chains, the
-        hidden layer of the data is sampled instead. If `compare` is True, the kernel compares temperatures instead.
+        hidden layer of the data is sampled instead. If `compare` is True, the kernel only computes the changes in free
+        energy that exchanges between temperatures would cause.
         """
         from mvrbm.backends.cuda.full_kernels import upwards
 
@@ -364,8 +371,8 @@ class FullMatrixBackend(KernelBackend):
     ) -> None:
         """Launch the kernel that samples the visible layers of the chains, or missing entries in the data.
 
-        `draw` is the draw number for the first layer. If `start` is True, missing entries are sampled without the
-        hidden layer.
+        `draw` is the draw number of the first layer. If `start` is True, missing entries are sampled from the biases
+        alone.
         """
         from mvrbm.backends.cuda.full_kernels import downwards
 
@@ -385,7 +392,7 @@ class FullMatrixBackend(KernelBackend):
         )  # fmt: skip
 
     def _launch_gradients(self, batch: int, n_valid: int) -> None:
-        """Launch the kernels for the gradients of full matrices, learned variances and factors."""
+        """Launch the kernels that compute the gradients for full matrices, learned variances and factors."""
         from mvrbm.backends.cuda.full_kernels import gradients
 
         layout = self.layout
@@ -407,7 +414,7 @@ class FullMatrixBackend(KernelBackend):
                 self._launch_contraction(batch, layer)
 
     def _launch_variances(self, batch: int, n_valid: int) -> None:
-        """Launch the kernel for the gradients and steps of learned variances."""
+        """Launch the kernel that computes the gradients for learned variances and performs their step."""
         from mvrbm.backends.cuda.full_kernels import GATHERED
         from mvrbm.backends.cuda.full_variances import vary
 
@@ -428,7 +435,7 @@ class FullMatrixBackend(KernelBackend):
         )  # fmt: skip
 
     def _launch_contraction(self, batch: int, layer: FullLayer) -> None:
-        """Launch the kernel for the gradients of a layer's factors."""
+        """Launch the kernel that computes the gradients for a layer's factors."""
         from mvrbm.backends.cuda.full_step import contract
 
         KI, LJ = self._factor_sizes(layer)
@@ -440,7 +447,10 @@ class FullMatrixBackend(KernelBackend):
         )  # fmt: skip
 
     def _launch_build(self, batch: int = 0, n_next: int = 0, *, step: bool = False) -> None:
-        """Launch the kernel that forms the full matrices and copies the next batch, after a step if `step` is True."""
+        """Launch the kernel that forms the full matrices and copies the next batch.
+
+        If `step` is True, the kernel first performs a step.
+        """
         from mvrbm.backends.cuda.full_step import build
 
         layout = self.layout
@@ -528,7 +538,7 @@ def _tempering_unsupported_reason(settings: UpdateSettings, state: TrainState) -
 
 
 def too_large_reason(layout: FullLayout, source: Source, device: torch.device) -> str | None:
-    """Return the reason why the data is too large to be stored as operands, or None if it fits."""
+    """Return the reason why the data is too large to be stored as operands of matrix products, or None if it fits."""
     masked = bool(source.with_masks[1]) or source.nan_is_missing  # masks take one byte per entry
     size = (4 + masked) * layout.visible * int(source.n_samples or 0)
     if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[1]:

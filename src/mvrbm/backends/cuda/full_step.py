@@ -1,4 +1,4 @@
-r"""Triton kernels for the end of an update in `full_kernels`: gradients for the factors, and the step.
+r"""Triton kernels for the last part of an update in `full_kernels`: gradients for the factors, and the step.
 
 `contract` computes the gradients for the factors from the gradient for their full matrix. `build` performs the step and
 forms the new full matrices. If layers are centered, `compensate` then corrects the biases.
@@ -35,7 +35,10 @@ def contract(
     LJ: tl.constexpr, R: tl.constexpr, RANKS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add the gradients for U (R, K * I) and V (R, L * J), given the gradient for their product (K * I, L * J)."""
+    """Compute gradients for U (R, K * I) and V (R, L * J) from the gradient for their full matrix (K * I, L * J).
+
+    The results are added to `gradient`.
+    """
     model = tl.program_id(2).to(tl.int64)
     a = tl.program_id(0) * BM + tl.arange(0, BM)
     b = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -67,13 +70,13 @@ def build(
     TERMS: tl.constexpr, PRECISION: tl.constexpr, BG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     EDGE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Perform the step of an update, form the full matrices of all couplings as operands, and copy the next batch.
+    """Perform a step, form the full matrices of all couplings as operands of products, and copy the next batch.
 
     If `STEP` is set, every program performs the step for the parameters that it requires. The first program that
-    requires a parameter writes the result to `new_weights` and `new_momenta`, and sets `cleared` (the next gradient) to
-    zero. Other programs still read the old values. The norms of the new factors are written to `new_gains`. The next
-    batch has number `batch` and `n_next` samples. If `n_next` is zero, there is no next batch. The kernel also resets
-    the sums over hidden means and chains to zero.
+    requires a parameter writes the result to `new_weights` and `new_momenta`, and sets its entry in `cleared` (the next
+    gradient) to zero. Separate buffers are required because other programs still read the old values. The norms of the
+    new factors are written to `new_gains`. The next batch has number `batch` and `n_next` samples. If `n_next` is zero,
+    there is no next batch. The kernel also resets the sums over hidden means and chains to zero.
     """
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
     weight += model * HIDDEN * VISIBLE
@@ -175,7 +178,10 @@ def _after_step(
     weights, momenta, gradient, multiplier, at, inside, gains, power, rate, keep, decay, STEP: tl.constexpr,
     NORMALIZED: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """Return parameters and momenta. If `STEP` is set, first perform a step with the gradient divided by its gain."""
+    """Return the parameters and momenta, after a step if `STEP` is set.
+
+    The step divides the gradient by its gain.
+    """
     scale = 1.0
     if STEP:
         scale = tl.load(multiplier + at, mask=inside, other=0.0) / power
@@ -190,7 +196,7 @@ def compensate(
     UNITS: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, FOLLOWS: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Correct the biases for the change in the fields of the offsets caused by a step in the matrices."""
+    """Correct the biases for the change that a step in the matrices causes in the fields induced by the offsets."""
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     units, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
     at = (model.to(tl.int64) * HIDDEN + units[:, None]) * VISIBLE + columns[None, :]

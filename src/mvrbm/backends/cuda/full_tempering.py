@@ -1,6 +1,7 @@
 """Buffers and kernel launches for parallel tempering in the `full_matrix` backend.
 
-Tempering adds two launches per update and two per Gibbs step of the chains. The kernels are in `full_exchange`.
+Tempering adds two launches per update and two launches per Gibbs step of the chains. The kernels are in
+`full_exchange`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _BLOCK = 512
 
 @dataclass(frozen=True)
 class TemperingBuffers:
-    """Buffers for tempered chains, each with a single element if there is only one temperature."""
+    """Buffers for tempered chains. If there is only one temperature, each buffer has a single element."""
 
     hidden_base: Tensor  # (models, hidden); fields at beta = 0
     visible_base: Tensor  # (models, visible)
@@ -53,7 +54,7 @@ class TemperingBuffers:
 
 
 class Tempering:
-    """Chains at several temperatures and the launches that exchange their states."""
+    """Buffers for chains at several temperatures, and the launches that exchange states between them."""
 
     def __init__(self, signature: FullSignature, launch: FullLaunch, device: torch.device) -> None:
         self.buffers = TemperingBuffers.allocate(signature, device)
@@ -61,17 +62,17 @@ class Tempering:
         self._launch = launch
 
     def load_middle(self, state: TrainState, packing: FullPacking) -> None:
-        """Compute the center of all visible states of a machine."""
+        """Copy the center of each visible layer's states into the buffers."""
         for name, columns in packing.columns.items():
             self.buffers.middle[columns] = state.machine.layers[name].middle.flatten()
 
     def load(self, recipes: Sequence[Recipe], states: Sequence[TrainState]) -> None:
-        """Load the exchange turns from the states. Later turns follow from the number of updates."""
+        """Load the swap parities from the states. Later parities follow from the number of updates."""
         turns = [recipe.negative.turn(state.chains) for recipe, state in zip(recipes, states, strict=True)]
         self.buffers.turns.copy_((torch.tensor(turns) - states[0].update * self._signature.run.steps) % 2)
 
     def store(self, states: Sequence[TrainState]) -> None:
-        """Write the exchange turns to the states."""
+        """Write the current swap parities to the states."""
         for state, turn in zip(states, self.buffers.turns.tolist(), strict=True):
             if state.chains:
                 state.chains[TURN] = torch.tensor((turn + states[0].update * self._signature.run.steps) % 2)
@@ -95,7 +96,11 @@ class Tempering:
     def launch_exchange(
         self, states: FullStates, parameters: FullParameters, keys: Tensor, batch: int, step: int, draw: int
     ) -> None:
-        """Launch the exchange after a Gibbs step. `draw` is its draw number if no other exchange precedes it."""
+        """Launch the exchange after a Gibbs step.
+
+        `draw` is the draw number that the exchange would have as the first exchange of an update. The kernel adds the
+        number of earlier exchanges.
+        """
         from mvrbm.backends.cuda.full_exchange import exchange
 
         run = self._signature.run

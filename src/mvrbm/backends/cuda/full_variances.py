@@ -3,10 +3,13 @@ r"""Triton kernel for layers with learned variances, which complements `full_ker
 States remain in units of the layer's initial scale :math:`s_0`. `ratios` contains :math:`q = s_0 / s` for each column,
 or 1 if the variance is fixed. The full matrix used as an operand is :math:`W q`, so that products with it are the
 fields on hidden units. The fields on visible units are :math:`q^{-2}` times products with this matrix, and samples have
-a standard deviation of :math:`1 / q`. With weights w (minus one over the batch size for data, plus for chains) and
-deviations :math:`d = x / s_0 - \mu`, the gradient for a log-variance is
+a standard deviation of :math:`1 / q`. The gradient for a log-variance is
 
 .. math:: -\tfrac12 \sum_k W_k G_k + \tfrac12 q^2 \sum w \{d^2 - 2 (b / s_0 - \mu) d\}.
+
+Here, :math:`W_k` and :math:`G_k` are the entries of :math:`W` and of its gradient for hidden unit k, b is the bias,
+:math:`\mu` is the center, and :math:`d = x / s_0 - \mu`. The second sum is over the data, where the weight w is negative,
+and the chains, where w is positive. The weights sum to zero.
 """
 
 # mypy: ignore-errors
@@ -38,7 +41,7 @@ def vary(
     L: tl.constexpr, HIDDEN_PITCH: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr,
     VARIANCES: tl.constexpr, LAYERS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Perform the step for log-variances, then compute the ratios and each column's contribution to the power."""
+    """Perform the step for log-variances, and compute the new ratios and each column's contribution to the power."""
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
     columns = program * GATHERED + tl.arange(0, GATHERED)
     _, rate, keep, _ = rates_of(rates, model, clock, batch)

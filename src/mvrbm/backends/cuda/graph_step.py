@@ -31,7 +31,7 @@ def _propose(
 
     For each parameter, `SIZES` contains the number of entries, `FIRST_BLOCKS` contains the index of the first program,
     and `FACTORS` indicates whether weight decay and the learning rate for factors apply. If an earlier step has failed,
-    do nothing.
+    the kernel does nothing.
     """
     program = tl.program_id(0)
     factor_rate, bias_rate, keep, decay = rates_of(rates, 0, clock, 0)
@@ -78,7 +78,7 @@ def _accept(
 
 
 class FusedStep:
-    """In-place update step for a state's parameters and momenta."""
+    """Update step that modifies a state's parameters and momenta in place."""
 
     def __init__(self, state: TrainState, rates: Sequence[float], clock: Tensor) -> None:
         learned = state.learned
@@ -106,7 +106,7 @@ class FusedStep:
         self._failed.zero_()
 
     def make(self, gradient: Mapping[str, Tensor], weight: float) -> None:
-        """Perform a step with a normalized gradient, multiplied by `weight`, and increment the update number."""
+        """Multiply a normalized gradient by `weight`, perform a step with it, and increment the update number."""
         gradients = tuple(gradient[name].contiguous() for name in self._names)
         grid = (self._first_blocks[-1],)
         constants = {"SIZES": self._sizes, "FIRST_BLOCKS": self._first_blocks, "BLOCK": _BLOCK}
@@ -118,5 +118,5 @@ class FusedStep:
 
 
 def usable(tensors: Sequence[Tensor]) -> bool:
-    """Return whether the kernels support the given tensors, which must be contiguous and float32."""
+    """Return whether the kernels support the given tensors (contiguous float32 tensors only)."""
     return all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)

@@ -1,7 +1,8 @@
 """GPU backend for small matrices, with one program per sample and one or two launches per update.
 
-It supports a single visible layer of matrices up to 64 wide, with a coupling of rank 1 to 8, and optionally a label.
-Several machines with the same shapes can be trained together. The kernels are in `per_sample_kernels`.
+It supports a single visible layer of matrices with at most 64 rows and columns and a coupling of rank 1 to 8. A label
+layer is optional. Several machines with the same shapes can be trained together. The kernels are in
+`per_sample_kernels`.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class PerSampleBackend(PerProgramBackend):
             self.launch_step(count, first + count - 1)
 
     def _launch_small(self, number: int, batch: int) -> None:
-        """Launch update `number` of a series. If steps are delayed, also perform the step of the previous update."""
+        """Launch update `number` of a series. If steps are delayed, the kernel also performs the previous step."""
         from mvrbm.backends.cuda.per_sample_kernels import small_step
 
         launch = self._launch
@@ -143,7 +144,7 @@ class PerSampleBackend(PerProgramBackend):
         )  # fmt: skip
 
     def _launch_stacked(self, batch: int) -> None:
-        """Launch the gradient kernel for a coupling of higher rank, or for a machine with a label."""
+        """Launch the gradient kernel for a coupling of rank 2 or higher, or for a machine with a label."""
         from mvrbm.backends.cuda.per_sample_kernels import stacked_step
 
         launch = self._launch
@@ -189,13 +190,13 @@ def _hidden_sizes(layout: Layout) -> tuple[int, int]:
 
 
 def matrix_and_label(layout: Layout) -> tuple[LayerLayout, LayerLayout | None]:
-    """Return the first matrix layer and the first label layer, if any."""
+    """Return the first matrix layer, and the first label layer or None if there is no label."""
     labels = [layer for layer in layout.layers if layer.is_label]
     return next(layer for layer in layout.layers if not layer.is_label), labels[0] if labels else None
 
 
 def too_large_reason(layout: Layout, halves: bool, device: torch.device) -> str | None:
-    """Return the reason why a sample and its products do not fit into a program, or None if they fit.
+    """Return the reason why samples or factors are too large for one program per sample, or None if they fit.
 
     Each program processes one matrix and at most one label. If `halves` is True, operands have 16 bits.
     """
@@ -221,7 +222,7 @@ def too_large_reason(layout: Layout, halves: bool, device: torch.device) -> str 
 
 
 def _shared_memory(device: torch.device) -> int:
-    """Return the shared memory per program in bytes. Without a GPU (in tests), return the value for an H200."""
+    """Return the size of a program's shared memory in bytes. Without a GPU (in tests), return the size for an H200."""
     if device.type != "cuda":
         return 227 * 2**10
     from triton.runtime import driver
@@ -259,9 +260,9 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Sour
 def slower_reason(layout: Layout, rows: int, models: int, processors: int) -> str | None:
     """Return the reason why products with full matrices are faster, or None if they are not.
 
-    Each of `models` machines has `rows` samples or chains per update. Times are in microseconds, measured on an H200.
-    With one program per sample, the time grows with the rank and with the number of programs that each multiprocessor
-    runs sequentially. With full matrices, the time hardly grows.
+    Each of `models` machines has `rows` samples or chains per update. The estimates are based on times measured on an
+    H200, in microseconds. With one program per sample, the time increases with the rank and with the number of programs
+    that each multiprocessor runs sequentially. With full matrices, the time increases only slightly.
     """
     matrix, _ = matrix_and_label(layout)
     if max(matrix.rows, matrix.columns, *_hidden_sizes(layout)) > 32:

@@ -1,4 +1,4 @@
-r"""Triton kernels for small matrices, which compute the gradient for one update with one program per sample.
+r"""Triton kernels that compute the gradient for one update on small matrices, with one program per sample.
 
 `small_step` supports couplings of rank 1. It can also perform the step of the previous update, so that each update is a
 single launch. `stacked_step` supports ranks 2 to 8, and a label in addition to the matrix. Its steps are performed by
@@ -13,14 +13,14 @@ identity (see :mod:`mvrbm.backends.layout`).
 A launch processes batch number `batch` of an epoch. `PDL` is described in :mod:`mvrbm.backends.cuda.overlap`.
 
 `stacked_step` stores the ranks side by side, so that the sum over ranks is part of a product: :math:`\sum_r U_r X
-V_r^\top` is one product of :math:`X^\top` with all :math:`U_r^\top`, of shape (I, R * K), and one of the result with
-all :math:`V_r`, of shape (L, R * J), transposed. The same form is used in the downward direction, where V comes first,
-and for the gradient.
+V_r^\top` takes only two products. The first multiplies :math:`X^\top` by all :math:`U_r^\top` side by side, a matrix of
+shape (I, R * K). The second multiplies the result by the transpose of all :math:`V_r` side by side, a matrix of shape
+(L, R * J). The same form is used in the downward direction, where V comes first, and for the gradient.
 
-A label is a second visible layer with a single categorical variable, coupled by a full matrix. Here, that matrix has
-shape (classes, K, L), so that the weights of each category are contiguous. These weights are the field that the
-category induces on the hidden layer. The constants below are the indices of the entries in the tuple `LABEL`, which is
-empty if there is no label.
+A label is a second visible layer, which consists of a single categorical variable and is coupled by a full matrix.
+Here, that matrix has shape (classes, K, L), so that the weights of each category are contiguous. These weights are the
+field that the category induces on the hidden layer. The constants below are the indices of the entries in the tuple
+`LABEL`, which is empty if there is no label.
 """
 
 # mypy: ignore-errors
@@ -50,7 +50,7 @@ FIRST = tl.constexpr(5)
 @triton.jit
 def load_sample(data, order, scales, shifts, i, n_valid, at, inside, AREA: tl.constexpr, BYTE_SCALE: tl.constexpr,
                 GAUSSIAN: tl.constexpr):  # fmt: skip
-    """Return the statistic of sample i in a batch relative to the offset, or zeros after the last sample."""
+    """Return the statistic of sample i in a batch relative to the offset, or zeros if there is no sample i."""
     if i < n_valid:
         row = tl.load(order + i).to(tl.int64)
         x = tl.load(data + row * AREA + at, mask=inside, other=0).to(tl.float32) * BYTE_SCALE
@@ -210,7 +210,7 @@ def _keep(
     rate, bias_rate, keep, decay, gain, PENDING: tl.constexpr, NORMALIZED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write a factor and a bias after the pending step, if any, and the gain computed from the factor."""
+    """Perform the pending step, if any, for a factor and a bias, and write the results and the factor's gain."""
     factor, momentum = stepped(weights, momenta, pending, at, inside, scale, rate, keep, decay, PENDING)
     if PENDING:
         bias, of_bias = stepped(weights, momenta, pending, bias_at, in_bias, bias_scale, bias_rate, keep, 0.0, PENDING)
@@ -222,7 +222,7 @@ def _keep(
 
 @triton.jit
 def operand(factor, HALVES: tl.constexpr):
-    """Return a factor as an operand, and the scale by which results must be multiplied."""
+    """Return a factor as an operand of products, and the scale by which results must be multiplied."""
     # The largest 16-bit float is 65,504. Training may exceed it temporarily, so factors are divided by their
     # largest entry. Other operands are then at most as large as a tile is wide.
     size = 1.0
@@ -234,7 +234,10 @@ def operand(factor, HALVES: tl.constexpr):
 
 @triton.jit
 def not_before(values, size):
-    """Return the values unchanged, but delay their use until `size` is known, when all loads have been issued."""
+    """Return the values unchanged, but delay their use until `size` is known.
+
+    By then, all loads have been issued.
+    """
     # The compiler converts values to the layout of the next product as soon as they are loaded. The conversion needs a
     # barrier for all threads, which delays later loads. Sizes are never negative. If a size is the constant 1, this
     # function has no effect.
@@ -243,27 +246,27 @@ def not_before(values, size):
 
 @triton.jit
 def both_sizes(size_u, size_v):
-    """Return the product of two sizes, clamped to a finite value so that zero fields remain zero."""
+    """Return the product of two scales, clamped to a finite value so that zero fields remain zero."""
     return tl.minimum(size_u * size_v, 3e38)
 
 
 @triton.jit
 def _up(x_t, u, v, size, field, PRECISION: tl.constexpr):
-    """Return V X' and the hidden field plus U X V', given X transposed."""
+    """Return V X' and the sum of the hidden field and U X V', given the transpose of X."""
     half = tl.dot(v, x_t, input_precision=PRECISION).to(v.dtype)  # (L, I)
     return half, field + size * tl.dot(u, tl.trans(half), input_precision=PRECISION)
 
 
 @triton.jit
 def _down(y_t, u, v, size, field, PRECISION: tl.constexpr):
-    """Return the visible field plus U' Y V, given Y transposed."""
+    """Return the sum of the visible field and U' Y V, given the transpose of Y."""
     half = tl.trans(tl.dot(tl.trans(v), y_t, input_precision=PRECISION)).to(v.dtype)  # Y V, (K, J)
     return field + size * tl.dot(tl.trans(u), half, input_precision=PRECISION)
 
 
 @triton.jit
 def _add_slopes(x, h, half, u, grad_u, grad_v, PRECISION: tl.constexpr):
-    """Add the gradient H (V X') for U and the gradient (H' U) X for V. `half` is V X'."""
+    """Add the gradients H (V X') for U and (H' U) X for V to the totals. `half` is V X'."""
     h = h.to(u.dtype)
     grad_u = tl.dot(h, half, acc=grad_u, input_precision=PRECISION)
     half = tl.dot(tl.trans(h), u, input_precision=PRECISION).to(u.dtype)  # (L, I)
@@ -441,7 +444,7 @@ def _sample(
     data, labels, order, scales, shifts, i, n_valid, at_x, in_x, AREA: tl.constexpr, LABEL: tl.constexpr,
     BYTE_SCALE: tl.constexpr, GAUSSIAN: tl.constexpr,
 ):  # fmt: skip
-    """Return the matrix and category of sample i in a batch, or zeros after the last sample."""
+    """Return the matrix and category of sample i in a batch, or zeros if there is no sample i."""
     x = load_sample(data, order, scales, shifts, i, n_valid, at_x, in_x, AREA, BYTE_SCALE, GAUSSIAN)
     label = i * 0
     if len(LABEL) > 0:
@@ -453,7 +456,7 @@ def _sample(
 def _chain(
     chains, i, model, at_x, in_x, CHAINS: tl.constexpr, STATES: tl.constexpr, AT_X: tl.constexpr, LABEL: tl.constexpr
 ):  # fmt: skip
-    """Return the matrix and category of persistent chain i, or zeros after the last chain."""
+    """Return the matrix and category of persistent chain i, or zeros if there is no chain i."""
     state = chains + (model * CHAINS + i).to(tl.int64) * STATES
     x = fresh(state + AT_X + at_x, in_x & (i < CHAINS)).to(tl.float32)
     label = i * 0
@@ -469,7 +472,7 @@ def _keep_chain(
     chains, x, label, i, model, at_x, in_x, CHAINS: tl.constexpr, STATES: tl.constexpr, AT_X: tl.constexpr,
     LABEL: tl.constexpr,
 ):  # fmt: skip
-    """Write persistent chain i."""
+    """Write the state of persistent chain i."""
     state = chains + (model * CHAINS + i).to(tl.int64) * STATES
     tl.store(state + AT_X + at_x, x, mask=in_x & (i < CHAINS))
     if len(LABEL) > 0:
@@ -496,7 +499,7 @@ def _draw_label(y, weights, at_y, in_y, number, LABEL: tl.constexpr):
 
 @triton.jit
 def _of_label(weights, label, at_y, in_y, LABEL: tl.constexpr):
-    """Return the field that a label induces on the hidden layer, of shape (K, L), or 0 if there is no label."""
+    """Return the field of shape (K, L) that a label induces on the hidden layer, or 0 if there is no label."""
     field = 0.0
     if len(LABEL) > 0:
         field = fresh(weights + LABEL[WEIGHTS] + label * LABEL[UNITS] + at_y, in_y)
@@ -515,7 +518,7 @@ def _add_label_gradient(
 
 @triton.jit
 def _up_stacked(x, u, v, size, field, R: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
-    """Return all U_r X, of shape (K, R * J), and the hidden field plus the sum of U_r X V_r'."""
+    """Return all U_r X side by side, with shape (K, R * J), and the hidden field plus the sum of U_r X V_r'."""
     half = _turn(tl.dot(tl.trans(x), u, input_precision=PRECISION).to(u.dtype), R, BJ, BK)
     return half, field + size * tl.dot(half, tl.trans(v), input_precision=PRECISION)
 

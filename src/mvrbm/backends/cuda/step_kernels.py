@@ -18,7 +18,7 @@ N_RATES = tl.constexpr(6)
 
 @triton.jit
 def rates_of(rates, model, clock, batch):
-    """Return the learning rates for factors and biases in a given batch, the momentum and the weight decay."""
+    """Return the learning rates for factors and biases in a given batch, followed by the momentum and weight decay."""
     rates += model * N_RATES
     update = (tl.load(clock) + batch).to(tl.float32)
     falling = tl.maximum(1.0 - update * tl.load(rates + 5), 0.0) / tl.sqrt(1.0 + update * tl.load(rates + 4))
@@ -27,14 +27,14 @@ def rates_of(rates, model, clock, batch):
 
 @triton.jit
 def step_rule(value, momentum, gradient, rate, keep, decay):
-    """Return parameters and momenta after a step, using the update rule of :func:`mvrbm.updates.step.step`."""
+    """Return the parameters and momenta after a step with the update rule of :func:`mvrbm.updates.step.step`."""
     momentum = keep * momentum + gradient + decay * value
     return value - rate * momentum, momentum
 
 
 @triton.jit
 def stepped(weights, momenta, gradients, at, inside, scale, rate, keep, decay, PENDING: tl.constexpr):
-    """Return parameters and momenta after the pending step, if there is one."""
+    """Return the parameters and momenta after the pending step, or unchanged if no step is pending."""
     value = fresh(weights + at, inside)
     momentum = value
     if PENDING:
@@ -46,7 +46,7 @@ def stepped(weights, momenta, gradients, at, inside, scale, rate, keep, decay, P
 
 @triton.jit
 def keep_step(weights, momenta, cleared, at, inside, value, momentum):
-    """Write parameters and momenta and set the gradient to zero."""
+    """Write the parameters and momenta to memory, and set the gradient to zero."""
     tl.store(weights + at, value, mask=inside)
     tl.store(momenta + at, momentum, mask=inside)
     tl.store(cleared + at, tl.zeros_like(value), mask=inside)
@@ -61,7 +61,8 @@ def apply(
     """Perform the step for a batch and set the gradient to zero.
 
     The gain for a factor is the sum of `TERMS` values, where `TERMS` is a power of two. If `BLOCKS` is nonzero, each
-    program writes the largest entry of every factor in its block to `sizes`, of shape (models, N_GAINS, BLOCKS).
+    program writes the largest absolute entry of every factor in its block to `sizes`, an array of shape (models,
+    N_GAINS, BLOCKS).
     """
     model = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -98,7 +99,7 @@ def apply(
 
 @triton.jit
 def schatten(matrix, PRECISION: tl.constexpr):
-    """Return the squared Schatten 8-norm of a matrix, like `couplings.base.squared_norms`."""
+    """Return the squared Schatten 8-norm of a matrix, as in `couplings.base.squared_norms`."""
     gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
     gram = tl.dot(gram, gram, input_precision=PRECISION)
     return tl.sqrt(tl.sqrt(tl.sum(gram * gram)))
@@ -119,7 +120,7 @@ def factor_at(
 
 @triton.jit
 def keep_norm(matrix, gains, number, TERMS: tl.constexpr, PRECISION: tl.constexpr):
-    """Store one term of the gains for U and V: a squared norm, as in `couplings.base.squared_norms`."""
+    """Store one term of the gains for U and V, which is a squared norm as in `couplings.base.squared_norms`."""
     # The gain for V is computed from the norms of U, and the gain for U from the norms of V.
     partner = tl.where(number < TERMS, number + TERMS, number % TERMS)
     tl.store(gains + partner, schatten(matrix, PRECISION))

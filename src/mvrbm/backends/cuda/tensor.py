@@ -106,7 +106,7 @@ class TensorBackend(PerProgramBackend):
 
 
 def best_groups(layout: Layout) -> tuple[Group, Group, Group] | None:
-    """Return the groups of modes that minimize the operations for a field, or None if no grouping fits.
+    """Return the grouping of modes that needs the fewest operations to compute a field, or None if no grouping fits.
 
     The second group may be empty.
     """
@@ -121,7 +121,7 @@ def best_groups(layout: Layout) -> tuple[Group, Group, Group] | None:
 
 
 def _all_groups(layout: Layout) -> Iterator[tuple[Group, Group, Group]]:
-    """Yield all ways to divide the modes into two or three groups of one or two neighboring modes."""
+    """Yield all ways to divide the modes into two or three groups of one or two neighboring modes each."""
     factors = layout.layers[0].factors
     order = len(factors)
     for first in (1, 2):
@@ -146,7 +146,7 @@ def _group(factors: tuple[tuple[int, int, int], ...], start: int, end: int) -> G
 
 
 def _volume(groups: tuple[Group, Group, Group]) -> int:
-    """Return the maximum number of entries in a padded state before, between and after the products."""
+    """Return the largest number of entries that a padded state has before, between and after the products."""
     (l, a), (m, b), (n, c) = ((group[4] * group[6], group[5] * group[7]) for group in groups)  # noqa: E741
     return max(a * b * c, a * b * n, a * m * n, l * m * n)
 

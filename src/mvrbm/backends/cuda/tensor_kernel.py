@@ -2,15 +2,15 @@ r"""Triton kernel that computes one update for a single layer of order 3 or more
 
 The modes form three groups of one or two neighboring modes each. The second group may be empty. A visible state is a
 tile of shape (A * B, C), and a hidden state is a tile of shape (N * M, L), where A, B and C are the visible sizes of
-the groups and L, M and N are their hidden sizes, all padded. A field takes one product per group, which replaces the
-last axis and swaps the other two: (A * B, C) -> (A * N, B) -> (N * M, A) -> (N * M, L). The axes of a hidden tile are
-in reverse order, so the same sequence of products computes visible fields from hidden states. The gradient of a group's
-factor is the product of two operands: the operand of the group's product on the way up, and the operand of the same
-product on the way down.
+the groups and L, M and N are their hidden sizes, all padded. Computing a field takes one product per group. Each
+product replaces the last axis and swaps the other two: (A * B, C) -> (A * N, B) -> (N * M, A) -> (N * M, L). The axes
+of a hidden tile are in reverse order, so the same sequence of products computes visible fields from hidden states. The
+gradient of a group's factor is the product of two operands: the operand of the group's product on the way up, and the
+operand of the same product on the way down.
 
 The factor of a group of two modes is the Kronecker product of the factors of both modes. The kernel forms it while it
-loads them. Parameters, units, random numbers and `PDL` are as in :mod:`mvrbm.backends.cuda.per_sample_kernels`. The
-step is a separate launch.
+loads them. Parameters, units, random numbers and `PDL` are the same as in
+:mod:`mvrbm.backends.cuda.per_sample_kernels`. The step is performed in a separate launch.
 
 A group is a tuple of numbers. The constants below are the indices of its entries.
 """
@@ -57,7 +57,7 @@ def _hidden(index, G: tl.constexpr):
 
 @triton.jit
 def _visible_numbers(key, row, update, draw, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, NORMAL: tl.constexpr):
-    """Return random numbers for a sample's visible layer, of shape (A * B, C)."""
+    """Return a tile of random numbers of shape (A * B, C) for a sample's visible layer."""
     SB: tl.constexpr = B[BI1] * B[BI2]
     # Lines run along the last mode and are numbered by all preceding modes.
     FURTHER: tl.constexpr = C[BI1] if C[AT2] >= 0 else 1
@@ -75,7 +75,7 @@ def _visible_numbers(key, row, update, draw, A: tl.constexpr, B: tl.constexpr, C
 
 @triton.jit
 def _hidden_numbers(key, row, update, draw, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, NORMAL: tl.constexpr):
-    """Return random numbers for a sample's hidden layer, of shape (N * M, L).
+    """Return a tile of random numbers of shape (N * M, L) for a sample's hidden layer.
 
     Lines run along the last mode, which is part of N.
     """
@@ -111,7 +111,7 @@ def _mode(rows, columns, r, AT: tl.constexpr, K: tl.constexpr, I: tl.constexpr):
 
 @triton.jit
 def _factor(weights, r, G: tl.constexpr, HALVES: tl.constexpr):
-    """Return the factor of a group as an operand, and the scale by which results must be multiplied."""
+    """Return the factor of a group as an operand of products, and the scale by which results must be multiplied."""
     rows, columns = tl.arange(0, G[BK1] * G[BK2]), tl.arange(0, G[BI1] * G[BI2])
     at, inside = _mode(rows // G[BK2], columns // G[BI2], r, G[AT1], G[K1], G[I1])
     factor = fresh(weights + at, inside)
@@ -123,7 +123,7 @@ def _factor(weights, r, G: tl.constexpr, HALVES: tl.constexpr):
 
 @triton.jit
 def _factors(weights, r, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, MIDDLE: tl.constexpr, HALVES: tl.constexpr):
-    """Return the factors of all groups, and their sizes."""
+    """Return the factors of all groups, and the scales by which results must be multiplied."""
     a, size_a = _factor(weights, r, A, HALVES)
     c, size_c = _factor(weights, r, C, HALVES)
     b, size_b = c, 1.0  # placeholders, unused if there is no middle group
@@ -150,7 +150,7 @@ def _halfway(state, last, middle, P: tl.constexpr, Q: tl.constexpr, MIDDLE: tl.c
 @triton.jit
 def _up(x, bias, weights, a, b, c, size, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, RANK: tl.constexpr,
         MIDDLE: tl.constexpr, HALVES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Return the hidden field of a visible state, of shape (N * M, L), given the factors of the first term."""
+    """Return the hidden field of shape (N * M, L) for a visible state, given the factors of the first term."""
     P: tl.constexpr = A[BI1] * A[BI2]
     Q: tl.constexpr = B[BI1] * B[BI2]
     _, half = _halfway(x, tl.trans(c), tl.trans(b), P, Q, MIDDLE, PRECISION)
@@ -165,7 +165,7 @@ def _up(x, bias, weights, a, b, c, size, A: tl.constexpr, B: tl.constexpr, C: tl
 @triton.jit
 def _down(y, bias, weights, a, b, c, size, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, RANK: tl.constexpr,
           MIDDLE: tl.constexpr, HALVES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Return the visible field of a hidden state, of shape (A * B, C), given the factors of the first term."""
+    """Return the visible field of shape (A * B, C) for a hidden state, given the factors of the first term."""
     P: tl.constexpr = C[BK1] * C[BK2]
     Q: tl.constexpr = B[BK1] * B[BK2]
     _, half = _halfway(y, a, b, P, Q, MIDDLE, PRECISION)
@@ -179,7 +179,7 @@ def _down(y, bias, weights, a, b, c, size, A: tl.constexpr, B: tl.constexpr, C: 
 
 @triton.jit
 def _product(size_a, size_b, size_c):
-    """Return the product of three sizes, clamped to a finite value so that zero fields remain zero."""
+    """Return the product of three scales, clamped to a finite value so that zero fields remain zero."""
     return tl.minimum(tl.minimum(size_a * size_b, 3e38) * size_c, 3e38)
 
 
@@ -198,7 +198,7 @@ def _pair(h, x, total, PRECISION: tl.constexpr):
 
 @triton.jit
 def _parts(ROWS: tl.constexpr, H: tl.constexpr, X: tl.constexpr):
-    """Return zeros as the initial total for `_pair`.
+    """Return the initial total for `_pair`, which is zero.
 
     Small products are divided into parts so that warps do not duplicate work.
     """
@@ -246,7 +246,7 @@ def _keep_gain(weights, gains, number, G: tl.constexpr, RANK: tl.constexpr, TERM
                PRECISION: tl.constexpr):  # fmt: skip
     """Store one term of a factor's gain: the product of the squared norms of all other factors in that term.
 
-    `G` contains the sizes K and I and the position of each factor, concatenated.
+    For each factor, `G` contains three consecutive numbers: the sizes K and I and the position.
     """
     own, r = number // RANK, number % RANK
     edge = tl.arange(0, EDGE)
