@@ -120,6 +120,7 @@ def test_docstrings_have_all_sections(name):
 WITHOUT_EXAMPLES = {"Coupling", "Unit", "push_to_hub"}  # abstract; needs a network
 
 
+@pytest.mark.fixed_seed
 @pytest.mark.parametrize("name", sorted({*mvrbm.__all__} - WITHOUT_EXAMPLES))
 def test_examples_of_docstrings_print_what_they_show(name):
     (test,) = doctest.DocTestFinder(recurse=False).find(getattr(mvrbm, name), name, globs={})

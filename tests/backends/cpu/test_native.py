@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import os
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,8 @@ from mvrbm.updates.gradient import WHOLE
 from mvrbm.updates.step import step
 
 CODE = compiled.library()
+if os.environ.get("MVRBM_TEST_PROCESSOR") == "none":
+    pytest.skip("MVRBM_TEST_PROCESSOR turns the C code off", allow_module_level=True)
 if CODE is None:
     # A missing compiler is no error, but an error in the code is.
     headers = Path(sysconfig.get_paths()["include"], "Python.h")
