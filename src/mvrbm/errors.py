@@ -56,4 +56,4 @@ class ConstantDataWarning(UserWarning):
 
 
 class RecipeWarning(UserWarning):
-    """Issued when samples are drawn from a model that was not trained with a recipe for sampling."""
+    """Issued when a model generates samples but was trained with settings that lead to poor samples."""

@@ -115,7 +115,7 @@ def _read(source: str, data_dir: Path | None, is_table: bool, categorical: str |
 
 
 def _write_table(out: Path, imputer: Any, table: Any, as_json: bool, details: dict[str, Any], words: str) -> None:
-    """Fill in a table, write it to a .csv file, and report how each column was treated."""
+    """Fill in missing entries of a table, write the table to a .csv file, and report how columns were treated."""
     from mvrbm.io.atomic import replace_file
 
     imputer.set_output(transform="pandas")

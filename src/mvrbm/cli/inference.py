@@ -208,7 +208,10 @@ def _read_mask(path: Path, shape: tuple[int, ...], n: int, rows: slice | None) -
 
 
 def _known_entries(samples: Any, shape: tuple[int, ...], hide: Half | None, source: str) -> "NDArray[Any]":
-    """Return a mask that is False in the half `hide`, or for NaN if `hide` is None, and True for all other entries."""
+    """Return a mask that is True for known entries.
+
+    Entries in the half `hide` are treated as missing. If `hide` is None, NaN entries are treated as missing instead.
+    """
     from mvrbm.io.arrays import half_mask, known_entries
 
     if hide is not None:

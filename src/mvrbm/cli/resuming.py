@@ -98,7 +98,7 @@ class Resuming:
     def interrupted(self, progress: str, cause: BaseException, *, saved: bool) -> opt.Interrupted:
         """Return the exception that reports an interrupt.
 
-        `progress` is appended to "interrupted" in the message. `saved` is whether the model was saved.
+        `progress` is appended to "interrupted" in the message. `saved` indicates whether the model was saved.
         """
         where = f"the partially trained model was saved to {self.out}" if saved else "no model was saved"
         advice = "use --checkpoints to make training resumable"

@@ -55,7 +55,7 @@ def read_array(
         - a table of numbers (CSV or Parquet), where ``file.csv:a,b`` selects columns and ``file.csv:-a`` drops a
           column,
         - an image, a folder of images of the same size, or a folder with one such subfolder per class,
-        - the name of a dataset, such as ``mnist`` or ``mnist:test``. Use ``./mnist`` to read a file with that name.
+        - the name of a dataset, such as ``mnist`` or ``mnist:test`` (use ``./mnist`` to read a file with that name).
     data_dir : path, optional
         Folder to search for datasets before the default locations.
     largest : int

@@ -203,7 +203,7 @@ def _former(target: Path) -> Path:
 def recover_folder(folder: Path) -> Path:
     """Restore `folder` if a process was killed while replacing it, and return `folder`.
 
-    This function first waits for a short time, in case another process is still replacing the folder.
+    Before restoring the folder, wait for a short time in case another process is still replacing it.
     """
     with contextlib.suppress(OSError, ValueError):
         target = _follow_link(folder)

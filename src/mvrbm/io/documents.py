@@ -170,5 +170,5 @@ def _npz(path: Path) -> Any:
 
 
 def _check_words(path: Path, n_words: int) -> None:
-    """Raise InputError if a vocabulary of `n_words` words would exceed the memory limit for a file of this size."""
+    """Raise InputError if a vocabulary of `n_words` words would exceed the memory limit for the file at `path`."""
     Budget(path).spend(_BYTES_PER_WORD * n_words, f"{path}: a vocabulary of {n_words:,} words")

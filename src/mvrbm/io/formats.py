@@ -206,7 +206,7 @@ def _read_entries(
 
 
 def some_of(names: Iterable[str], most: int = 8) -> str:
-    """Join names with commas for a message. If there are more than `most` names, the rest become an ellipsis."""
+    """Join names with commas. If there are more than `most` names, replace the remaining ones with an ellipsis."""
     names = list(names)
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 

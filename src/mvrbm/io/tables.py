@@ -133,7 +133,7 @@ def _is_number(field: str) -> bool:
 
 
 def text_columns(frame: Any) -> list[str]:
-    """Return the names of the columns of a DataFrame that are not numeric."""
+    """Return the names of the non-numeric columns of a DataFrame."""
     return [name for name, dtype in frame.dtypes.items() if dtype.kind not in "biuf"]
 
 

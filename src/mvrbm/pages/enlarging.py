@@ -49,9 +49,9 @@ def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] 
 
 
 def template_values(stages: Mapping[int, Sequence[SymmetricStage]], rounds: int) -> dict[str, Any]:
-    """Return the template values. `stages` maps each scale factor to its stages.
+    """Return the template values for the page.
 
-    `rounds` is the number of back-projection rounds.
+    `stages` maps each scale factor to its stages. `rounds` is the number of back-projection rounds.
     """
     models = [
         {"scale": scale, "rounds": rounds, "stages": [_describe(stage) for stage in of_scale]}

@@ -98,7 +98,7 @@ class DescentResult(NamedTuple):
     interrupt: type[BaseException] | None
 
     def raise_if_interrupted(self) -> None:
-        """Raise KeyboardInterrupt if Ctrl-C stopped training, or SystemExit (code 143) if SIGTERM stopped it."""
+        """Raise KeyboardInterrupt if Ctrl-C stopped training, or SystemExit (code 143) if SIGTERM did."""
         if self.interrupt is not None:
             raise self.interrupt
 

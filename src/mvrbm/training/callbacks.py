@@ -196,7 +196,7 @@ class ProgressBar(Reporter):
 
 
 class EpochLines(Reporter):
-    """Callback that prints one line per epoch to standard error. Unlike a progress bar, it suits log files."""
+    """Callback that prints one line per epoch to standard error, which suits log files better than a progress bar."""
 
     def on_epoch_end(self, trainer: TrainingRun) -> None:
         error = trainer.history[-1].get("reconstruction_error") if trainer.history else None

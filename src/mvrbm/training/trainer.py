@@ -532,7 +532,7 @@ class Trainer:
         return stop
 
     def raise_if_interrupted(self) -> None:
-        """Raise KeyboardInterrupt if Ctrl-C stopped the most recent `fit`, or SystemExit (code 143) after SIGTERM."""
+        """Raise KeyboardInterrupt if Ctrl-C stopped the most recent `fit`, or SystemExit (code 143) if SIGTERM did."""
         if self._interrupt is not None:
             raise self._interrupt
 

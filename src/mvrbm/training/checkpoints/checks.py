@@ -23,7 +23,7 @@ _OPTIMIZATION = ("the optimizer", "the scheduler")
 
 
 def counter(value: Any, name: str, least: int = 0) -> int:
-    """Return `value`, or raise ValueError if it is not an integer (of type int) or is less than `least`."""
+    """Return `value`, or raise ValueError if it is not of type int or is less than `least`."""
     if type(value) is not int:
         raise ValueError(f"{name} must be a whole number, got {value!r:.50}")
     return whole_number(value, name, least)
@@ -81,7 +81,7 @@ def check_tensors(
 
 
 def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names start with the prefix and a dot, and remove both from the names."""
+    """Return the tensors whose names start with the prefix and a dot, keyed by the rest of their names."""
     start = f"{prefix}."
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 

@@ -45,7 +45,7 @@ class DescentCheckpoint:
     identity : mapping
         JSON-serializable values that identify the training run (its settings and a hash of the data).
     ignore_mismatch : bool
-        Whether to resume from a checkpoint with a different identity, with a warning. If False, StorageError is raised.
+        Whether to issue a warning instead of raising StorageError if the checkpoint has a different identity.
     """
 
     folder: Path
@@ -77,7 +77,7 @@ class DescentCheckpoint:
 
     @contextlib.contextmanager
     def damage_as_storage_error(self) -> Iterator[None]:
-        """Convert errors that are raised inside the context because of corrupted values to StorageError."""
+        """Inside the context, convert errors caused by corrupted values to StorageError."""
         try:
             yield
         except StorageError:

@@ -237,7 +237,7 @@ def _plain_optimizer(optimizer: Optimizer | None) -> dict[str, Any]:
 
 
 def _to_json(value: Any) -> Any:
-    """Convert a scheduler state to JSON values. Counters, which some schedulers use, become dictionaries of lists."""
+    """Convert a scheduler state, which can contain Counters, to JSON values."""
     if isinstance(value, Counter):
         return {_COUNTER: list(value.items())}
     if isinstance(value, dict):
@@ -437,7 +437,7 @@ class StoredRun:
             state.optimizer._opt_called = state.update > 0  # type: ignore[attr-defined]
 
     def _momenta_of_version_0_1(self, state: TrainState) -> dict[str, Tensor]:
-        """Return momenta stored by version 0.1, which saved them in an optimizer state, factors before biases."""
+        """Return the momenta from a checkpoint of version 0.1, where they are part of an optimizer state."""
         learned = state.learned
         names = [name for name in learned if is_factor(name)] + [name for name in learned if not is_factor(name)]
         found = {name: self.tensors.get(f"optimizer.{index}.momentum_buffer") for index, name in enumerate(names)}
