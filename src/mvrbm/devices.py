@@ -71,8 +71,8 @@ def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool
     batch_size : int
         Number of samples per product.
     needed : bool
-        Whether PyTorch computes the products. If False, PyTorch uses one thread for products of any size. Otherwise,
-        idle PyTorch threads would keep polling for work and compete with the threads used by the C code.
+        Whether PyTorch computes the products. If False, PyTorch always uses one thread, because idle PyTorch threads
+        would keep polling for work and compete with the threads used by the C code.
 
     Yields
     ------

@@ -128,7 +128,7 @@ class World:
     def raise_together(self, *errors: type[Exception]) -> Iterator[None]:
         """Context manager that raises an error on all processes if any process raises one of the `errors`.
 
-        Otherwise, the other processes would wait for the failed process until they time out.
+        Without this context manager, the other processes would wait for the failed process until they time out.
         """
         problem: Exception | None = None
         try:
@@ -147,7 +147,7 @@ class World:
 def _launched() -> bool:
     """Return whether ``torchrun`` started this process directly.
 
-    Child processes, such as joblib workers, do not count.
+    For child processes of such a process, such as joblib workers, return False.
     """
     me = str(os.getpid())
     child = multiprocessing.parent_process() is not None or os.environ.get(_JOINED, me) != me

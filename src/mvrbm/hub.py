@@ -51,7 +51,7 @@ _NOT_STATED = "Not stated."
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """User-supplied information on a model card, which cannot be derived from the model itself.
+    """User-supplied information for a model card, which cannot be derived from the model itself.
 
     Parameters
     ----------

@@ -105,7 +105,7 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") ->
 
 
 def save(model: Any, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Save a machine or an estimator to a folder. Use :func:`mvrbm.load` to load it.
+    """Save a machine or an estimator to a folder, from which :func:`mvrbm.load` can load it.
 
     Parameters
     ----------

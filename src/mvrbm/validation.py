@@ -100,8 +100,8 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 def usual_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype to which arrays of a given dtype are converted: uint8, float32 or float64.
 
-    uint8 is not converted. Other types whose values float32 can represent exactly, such as bool, float16 and 16-bit
-    integers, are converted to float32. All remaining types are converted to float64.
+    Arrays of dtype uint8 are not converted. Other types whose values float32 can represent exactly (bool, float16,
+    16-bit integers, etc.) are converted to float32, and all remaining types to float64.
     """
     if dtype == np.uint8:
         return np.dtype(np.uint8)

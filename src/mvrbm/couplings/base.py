@@ -64,7 +64,7 @@ class Coupling(nn.Module, ABC):
     ) -> Coupling:
         """Create and randomly initialize the parameters for the given shapes, and return the coupling.
 
-        If `rng` is None, seed 0 is used.
+        If `rng` is None, a random source with seed 0 is used.
         """
         self.allocate(visible_shape, hidden_shape)
         self.initialize(rng or RandomSource(0), std)

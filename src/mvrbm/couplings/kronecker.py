@@ -129,6 +129,6 @@ class Kronecker(Chain):
 def _around(state: Tensor, mode: int) -> tuple[int, int, int]:
     """Return the total size of the axes before a mode, the size of the mode, and the total size of the axes after it.
 
-    The state has shape (n, 1, m_1, ..., m_D).
+    `state` has shape (n, 1, m_1, ..., m_D).
     """
     return math.prod(state.shape[: mode + 2]), state.shape[mode + 2], math.prod(state.shape[mode + 3 :])

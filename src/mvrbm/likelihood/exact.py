@@ -1,6 +1,6 @@
 """Exact computation of log Z, by enumerating either the hidden or the visible states.
 
-Gaussian layers are integrated in closed form.
+Gaussian layers are integrated out in closed form.
 """
 
 import itertools
@@ -41,7 +41,7 @@ def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, ma
     Returns
     -------
     Tensor
-        Scalar of type float64.
+        Scalar tensor of dtype float64.
 
     Raises
     ------
@@ -179,7 +179,7 @@ def _sum_over_discrete_layers(
 ) -> Tensor:
     r"""Compute log Z for a machine with Gaussian visible and hidden layers.
 
-    The states of all other visible layers are enumerated. For each of them, the integral over the Gaussian layers is
+    The states of all other visible layers are enumerated. For each state, the integral over the Gaussian layers is
     computed in closed form.
 
     In units of standard deviations, the free Gaussian entries :math:`t = x / s` and the hidden entries

@@ -42,8 +42,8 @@ def label_log_posterior(machine: BoltzmannMachine, visible: Mapping[str, Tensor]
 def label_scores(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str = "label") -> Tensor:
     """Compute the negative free energy of each sample combined with each label.
 
-    The energy of the other visible units is omitted, because it does not depend on the label. The result has shape (n,
-    n_labels).
+    The result has shape (n, n_labels). The energy of the other visible units is omitted, because it does not depend on
+    the label.
     """
     return _label_fields(machine, visible, label) - machine.layers[label].energy(_every(machine, label))
 

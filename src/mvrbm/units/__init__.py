@@ -1,4 +1,4 @@
-"""Units, which define the distribution of the entries in a layer given the field from the other layers.
+"""Units: distributions of the entries in a layer, given the field from the other layers.
 
 To add a unit, write one file in this folder, import it below and add a row to ``tests/tables.py``. The class registers
 itself under its `name`, which makes it available to estimators, the command line and saved models.

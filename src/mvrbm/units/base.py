@@ -62,8 +62,7 @@ class Unit(nn.Module, ABC):
     shape : int or sequence of int
         Shape of the layer.
     bias_shape : sequence of int, optional
-        Shape of the bias, which must broadcast to `shape`. A size of 1 shares the bias along that mode.
-        Default: `shape`.
+        Shape of the bias, which must broadcast to `shape`. Along modes of size 1, the bias is shared. Default: `shape`.
     """
 
     #: Name on the command line and in files. Every class that defines a name is registered under that name.

@@ -137,7 +137,7 @@ class Poisson(Unit):
 
 
 def _quantile(rate: Tensor, level: Tensor) -> Tensor:
-    r"""Return the smallest count at which the distribution function exceeds `level`, elementwise, in float64.
+    r"""Return, for each element, the smallest count at which the distribution function exceeds `level`, in float64.
 
     Let :math:`H(x) = \lambda - x + x \log(x / \lambda)` and :math:`G(x) = \Phi(\pm\sqrt{2 H(x)})`, with the sign of
     :math:`x - \lambda`. The distribution function at :math:`k` lies between :math:`G(k)` and :math:`G(k + 1)` (Short,

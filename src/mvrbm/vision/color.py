@@ -30,8 +30,8 @@ def luminance(image: Array) -> Array:
     Returns
     -------
     array of shape (H, W)
-        Luminance with the same dtype as `image`. It ranges from 16/255 (black) to 235/255 (white) of the maximum value.
-        Integers are rounded.
+        Luminance with the same dtype as `image`. For RGB images, it ranges from 16/255 (black) to 235/255 (white) of
+        the maximum value, and integers are rounded.
     """
     if check_image(image).ndim == 2:
         return np.asarray(image)

@@ -257,7 +257,9 @@ class SaltAndPepperOnGray(SaltAndPepper):
 
 
 class GaussianNoiseOnBinary(Observation):
-    r"""Gaussian noise on binary pixels: :math:`p(x = 1 \mid y, f) = \sigma\big(b + f + (2 y - 1) / 2\sigma^2\big)`.
+    r"""Gaussian noise on binary pixels.
+
+    The posterior is :math:`p(x = 1 \mid y, f) = \operatorname{sigmoid}\big(b + f + (2 y - 1) / (2 \sigma^2)\big)`.
 
     Expectation maximization estimates the variance as :math:`\sigma^2 = \operatorname{mean} E[(y - x)^2]`.
     """

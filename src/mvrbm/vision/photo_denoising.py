@@ -204,7 +204,7 @@ class PhotoDenoiser(StageEstimator):
         y : None
             Ignored.
         checkpoints : path, optional
-            Folder to save checkpoints to after each epoch, and to resume training from.
+            Folder in which to save a checkpoint after each epoch, and from which to resume training.
         ignore_mismatch : bool
             Whether to resume from checkpoints that were saved with other images or settings. If False, an error is
             raised for such checkpoints.
@@ -326,7 +326,7 @@ def check_photograph(image: Any, noise: float = 0.0) -> Array:
 def _without_alternation(pixels: Tensor, sigma: float) -> Tensor:
     """Remove weak patterns that alternate from pixel to pixel in an image of shape (c, h, w).
 
-    Stages cannot detect such patterns because they compute derivatives as differences between pixels two apart. Only
+    Stages cannot detect such patterns, because their derivatives are differences between pixels two apart. Only
     patterns that are weak enough to be caused by noise are removed.
     """
     down, across = (1 - 2 * (torch.arange(size, device=pixels.device) % 2) for size in pixels.shape[1:])

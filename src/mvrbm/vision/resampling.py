@@ -73,8 +73,8 @@ def enlarge_image(image: Array, scale: int) -> Array:
 def enlarge_rows(image: Array, scale: int, rows: slice) -> NDArray[np.float32]:
     """Return selected rows of the enlarged image in single precision, without rounding.
 
-    The image has shape (h, w) or (h, w, C) and any dtype. The result has shape (rows, w * scale) or (rows, w * scale,
-    C), and its values are on the same scale as the input.
+    The image has shape (h, w) or (h, w, C) and can have any dtype. The values of the result are on the same scale as
+    the input. The result has shape (rows, w * scale) or (rows, w * scale, C).
     """
     height, width = image.shape[:2]
     taps = enlarging_taps(np.arange(rows.start, rows.stop), scale, height)

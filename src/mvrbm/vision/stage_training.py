@@ -105,9 +105,8 @@ def crop_side(images: Sequence[Array], wanted: int, least: int, multiple: int) -
 def cut_crops(images: Sequence[Array], side: int, n: int, *, color: bool, augment: bool, seed: int) -> Tensor:
     """Extract random square crops in RGB or luminance.
 
-    The result has dtype uint8 and shape (n, c, side, side).
-
-    Images smaller than a crop are skipped. If `augment` is True, crops are randomly flipped and rotated.
+    The result has dtype uint8 and shape (n, c, side, side). Images smaller than a crop are skipped. If `augment` is
+    True, crops are randomly flipped and rotated.
     """
     random = np.random.default_rng(seed)
     large = [_as_bytes(image, color) for image in images if min(image.shape[:2]) >= side]
@@ -134,7 +133,7 @@ def image_pair(image: Any, scale: int) -> tuple[Array, Array]:
     """Return the low-resolution and the high-resolution luminance of an image.
 
     The image has shape (H, W) or (H, W, 3) and dtype uint8, uint16 or float, with floats between 0 and 1. The results
-    have shapes (h, w) and (h * scale, w * scale) and dtype float32, and white is 1. The low-resolution luminance is
+    have shapes (h, w) and (h * scale, w * scale) and dtype float32, with white at 1. The low-resolution luminance is
     rounded to the precision of the image.
     """
     high = crop_to_multiple(luminance(check_image(image, unit_range=True)), scale)

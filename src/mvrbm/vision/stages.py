@@ -96,7 +96,7 @@ def derivative_matrix(patch: int) -> Tensor:
 
 
 class Stage(nn.Module, ABC):
-    """Base class for stages. It extracts overlapping patches and averages their corrections.
+    """Base class for stages, which extracts overlapping patches and averages their corrections.
 
     :meth:`forward` is differentiable and works on batches. :meth:`prepare` returns a faster function for a single
     image.

@@ -274,7 +274,7 @@ class SuperResolver(StageEstimator):
             Callbacks for contrastive divergence with `recipe`. Only used if `symmetric` is False. See
             :mod:`mvrbm.training`.
         checkpoints : path, optional
-            Folder to save checkpoints to after each epoch, and to resume training from.
+            Folder in which to save a checkpoint after each epoch, and from which to resume training.
         ignore_mismatch : bool
             Whether to resume from checkpoints that were saved with other images or settings. If False, an error is
             raised for such checkpoints.
