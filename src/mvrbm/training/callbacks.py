@@ -334,7 +334,10 @@ def _reconstruction_error(trainer: TrainingRun, data: dict[str, Tensor]) -> floa
 
 
 class CSVLog(Reporter):
-    """Callback that writes the metrics to a CSV file. A resumed training run continues writing to the same file."""
+    """Callback that writes the metrics to a CSV file, which it replaces if it exists.
+
+    A resumed training run continues writing to the same file.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
