@@ -38,7 +38,7 @@ LARGEST_WEIGHT = 1e7
 
 
 def initial_rates(recipe: Recipe) -> tuple[float, float]:
-    """Return the learning rates for factors and biases before decay. Raise ValueError if the recipe has no rate."""
+    """Return the learning rates for factors and biases before decay. Raise ValueError if none is set."""
     if recipe.learning_rate is None:
         raise ValueError("the recipe has no learning rate: Trainer.prepare computes it from the data")
     rate = recipe.learning_rate
