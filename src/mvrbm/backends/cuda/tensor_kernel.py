@@ -1,4 +1,4 @@
-r"""Triton kernel that computes one update for a single layer of order 3 or more, with one program per sample.
+r"""Triton kernel that computes the gradient for a single layer of order 3 or more, with one program per sample.
 
 The modes form three groups of one or two neighboring modes each. The second group may be empty. A visible state is a
 tile of shape (A * B, C), and a hidden state is a tile of shape (N * M, L), where A, B and C are the visible sizes of
