@@ -156,7 +156,7 @@ def choose_entry(
     Parameters
     ----------
     settings, states, sources : sequences
-        Update settings, training state and data source for each machine.
+        Settings, training state and data source for each machine.
     name : str
         A key of `BACKENDS`, or ``"auto"`` for the fastest backend that supports the training run.
 
@@ -208,5 +208,8 @@ def kernel_backend(
 
 
 def unsupported_reasons(settings: UpdateSettings, state: TrainState, source: Source) -> dict[str, str | None]:
-    """Return, for each backend, the reason why it does not support a training run, or None if it does."""
+    """Return a dictionary of the reasons why backends do not support a training run, keyed by backend name.
+
+    The value for a backend that supports the training run is None.
+    """
     return {name: each.unsupported_reason(settings, state, source) for name, each in BACKENDS.items()}

@@ -150,7 +150,10 @@ class GraphBackend(EpochBackend):
     def continues_with(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> bool:
-        """Switch to data with the same shapes and dtypes if the captured graphs still refer to the state's memory."""
+        """Try to switch to other data, and return whether this succeeded.
+
+        The data must have the same shapes and dtypes, and the captured graphs must still refer to the state's memory.
+        """
         state = states[0]
         same_run = list(settings) == [self.settings] and _memory_of(state) == self._memory
         if not same_run or not self._batches.replace(sources[0]):

@@ -39,7 +39,7 @@ def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor
 
 
 def merge_moments(moments: Mapping[str, Moments], world: World) -> dict[str, Moments]:
-    """Combine the means and variances computed by each process into those of all samples."""
+    """Combine the means and variances from all processes into the mean and variance over all samples."""
     if world.size == 1:
         return dict(moments)
     merged = {}

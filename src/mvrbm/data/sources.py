@@ -69,7 +69,7 @@ class Batch:
     first: int = 0
 
     def __len__(self) -> int:
-        """Return the number of samples on this process."""
+        """Return the number of samples that this process contributes."""
         return len(next(iter(self.visible.values())))
 
 

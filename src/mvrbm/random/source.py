@@ -76,7 +76,7 @@ class RandomSource:
 
     @functools.cached_property
     def key(self) -> int:
-        """The 63-bit key of this source, derived from the seed and the calls to `split` and `stream` that led to it."""
+        """The 63-bit key of this source, derived from the seed and the `split` and `stream` calls that created it."""
         # SeedSequence maps related seeds and paths to unrelated keys.
         sequence = np.random.SeedSequence(self._entropy, spawn_key=self._path)
         return int(sequence.generate_state(1, np.uint64)[0] >> 1)

@@ -57,7 +57,7 @@ class Recipe:
     linear_decay : bool
         Whether to also decrease the learning rate linearly to zero over `planned_updates` updates.
     planned_updates : int, optional
-        Number of updates after which the linear decay reaches zero. If None, the total number of updates in
+        Number of updates after which the learning rate reaches zero. If None, the total number of updates in
         :meth:`Trainer.fit` is used, and there is no linear decay in `partial_fit` or for data of unknown length.
     normalized : bool
         Whether to divide the gradient for each factor by the factor's gain, which bounds the squared effect on `W` of a

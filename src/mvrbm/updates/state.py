@@ -94,15 +94,15 @@ class TrainState:
         self.exact = {}
 
     def chain_numbers(self, share: Share = WHOLE) -> RandomSource:
-        """Return the random source that advances the chains in the next update."""
+        """Return the random source used to advance the chains in the next update."""
         return self.rng.at_step(self.update, first_row=share.first_chain)
 
     def start_numbers(self, share: Share = WHOLE) -> RandomSource:
-        """Return the random source that initializes the chains in the next update."""
+        """Return the random source used to initialize the chains in the next update."""
         return self.rng.at_step(self.update, draw=_DRAWS_OF_STARTS, first_row=share.first_chain)
 
     def missing_numbers(self, share: Share = WHOLE) -> RandomSource:
-        """Return the random source that samples missing entries in the next update."""
+        """Return the random source used to sample missing entries in the next update."""
         return self.rng.at_step(self.update, draw=DRAWS_OF_MISSING, first_row=share.first_sample)
 
     def momentum_of(self, name: str, parameter: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The update rule: normalization, weight decay, momentum, learning rates and divergence checks.
 
 Backends written in Python call these functions. The Triton kernels and the C code implement the same rule in fused
-form. Tests compare their results with those of these functions.
+form. Tests compare these implementations with the functions in this module.
 """
 
 import itertools
@@ -38,7 +38,7 @@ LARGEST_WEIGHT = 1e7
 
 
 def initial_rates(recipe: Recipe) -> tuple[float, float]:
-    """Return the learning rates for factors and biases before decay. Raise ValueError if the recipe has no rate."""
+    """Return the learning rates for factors and biases before decay. Raise ValueError if none is set."""
     if recipe.learning_rate is None:
         raise ValueError("the recipe has no learning rate: Trainer.prepare computes it from the data")
     rate = recipe.learning_rate
@@ -48,9 +48,9 @@ def initial_rates(recipe: Recipe) -> tuple[float, float]:
 def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:
     r"""Return the learning rates for factors and biases, :math:`\eta (1 - t / T) / \sqrt{1 + t / \text{rate\_decay}}`.
 
-    The initial learning rate is :math:`\eta`, and the update index `t` starts at 0. `T` is the number of planned
-    updates if the recipe uses linear decay, and infinity otherwise. If `update` is a tensor, the rates are tensors too,
-    so that a CUDA graph can compute them.
+    Here, :math:`\eta` is the initial learning rate, and `t` is the update index, which starts at 0. `T` is the number
+    of planned updates if the recipe uses linear decay, and infinity otherwise. If `update` is a tensor, the rates are
+    tensors too, so that a CUDA graph can compute them.
     """
     rate, bias_rate = initial_rates(recipe)
     slowness = recipe.rate_decay or math.inf
@@ -152,10 +152,11 @@ def balance(machine: BoltzmannMachine, recipe: Recipe) -> None:
 
 
 def limit_overshoot(machine: BoltzmannMachine) -> None:
-    """Scale down the couplings between Gaussian layers if updates have made the energy slightly unbounded.
+    """Scale down the couplings between Gaussian layers if updates have increased their norm too much.
 
-    For strongly correlated data, the optimal couplings have a norm just below 1, and an update can increase the norm to
-    slightly more than 1. A much larger norm means that training is diverging, so the couplings are left unchanged.
+    The energy is unbounded if the spectral norm is 1 or more. For strongly correlated data, the optimal norm is just
+    below 1, and an update can exceed this limit. A much larger norm means that training is diverging, so the couplings
+    are left unchanged.
     """
     if machine.hidden.gaussian and machine.gaussian_norm() < LARGEST_OVERSHOOT:
         machine.limit_norm(LARGEST_NORM)

@@ -46,7 +46,7 @@ from mvrbm.updates.step import Move, gains_of, learning_rates, normalize, step
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """Update settings for a training run.
+    """Settings that define the updates in a training run.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ class FlatLayer:
     converts: bool  # whether the states differ from the data
 
     def write_states(self, data: Tensor, into: Tensor) -> None:
-        """Convert data of shape (n, *shape) to states."""
+        """Convert data of shape (n, *shape) to states and write them to `into`."""
         into.copy_(data)
         if self.converts:
             into.mul_(self.scale).sub_(self.shift)

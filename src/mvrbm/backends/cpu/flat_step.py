@@ -1,4 +1,4 @@
-"""Update step for flat parameters, computed in C if the extension was built and in PyTorch otherwise."""
+"""The update step for flat parameters, computed in C if the extension was built and in PyTorch otherwise."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from mvrbm.validation import all_finite
 
 
 class StepResult(IntEnum):
-    """Result of a step, which indicates whether all values are finite. The C code returns the same values."""
+    """Result of a step, which indicates whether all values are finite. The C code returns the same codes."""
 
     FINITE = 0
     GRADIENT_NOT_FINITE = 1
@@ -33,7 +33,7 @@ class _Segment(NamedTuple):
 
 
 class FlatStep:
-    """Update step for flat parameters.
+    """The update step for flat parameters.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""CPU backend that computes gradients with the C code from :mod:`mvrbm.compiled`, which is optional.
+"""CPU backend that computes gradients with the optional C code from :mod:`mvrbm.compiled`.
 
 The matrices in a sample are too small for general matrix products to be efficient. The C code processes each sample
 completely while it is in the L1 cache, and distributes samples over threads dynamically.

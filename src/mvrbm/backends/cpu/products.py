@@ -64,7 +64,7 @@ def matmul_in_blocks(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -
 def in_blocks(function: Callable[..., object], *tensors: Tensor) -> None:
     """Apply a function to blocks of samples in the given tensors. The function must process samples independently.
 
-    The first axis indexes the samples. If the first tensor is a transposed matrix, the last axis does.
+    Samples are indexed by the first axis, or by the last axis if the first tensor is a transposed matrix.
     """
     threads = torch.get_num_threads()
     n_blocks = min(_MOST_BLOCKS, tensors[0].numel() // _BLOCK_ENTRIES)

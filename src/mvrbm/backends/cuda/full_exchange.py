@@ -92,7 +92,8 @@ def exchange(
 ):  # fmt: skip
     """Exchange the states of pairs of temperatures according to the Metropolis rule.
 
-    After the last step (`LAST`), copy the coldest chains. If `SUMMED` is set, also sum them.
+    If `LAST` is set, the kernel also copies the coldest chains to their separate rows. If `SUMMED` is set, it also sums
+    the coldest chains.
 
     Each program has a single warp, so that all threads have read the differences before any thread resets them to zero.
     """

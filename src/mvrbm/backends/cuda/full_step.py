@@ -75,8 +75,8 @@ def build(
     If `STEP` is set, every program performs the step for the parameters that it requires. The first program that
     requires a parameter writes the result to `new_weights` and `new_momenta`, and sets its entry in `cleared` (the next
     gradient) to zero. Separate buffers are required because other programs still read the old values. The norms of the
-    new factors are written to `new_gains`. The next batch has number `batch` and `n_next` samples. If `n_next` is zero,
-    there is no next batch. The kernel also resets the sums over hidden means and chains to zero.
+    new factors are written to `new_gains`. The next batch is batch number `batch` and has `n_next` samples. If `n_next`
+    is zero, there is no next batch. The kernel also resets the sums over hidden means and chains to zero.
     """
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
     weight += model * HIDDEN * VISIBLE

@@ -8,8 +8,8 @@ a standard deviation of :math:`1 / q`. The gradient for a log-variance is
 .. math:: -\tfrac12 \sum_k W_k G_k + \tfrac12 q^2 \sum w \{d^2 - 2 (b / s_0 - \mu) d\}.
 
 Here, :math:`W_k` and :math:`G_k` are the entries of :math:`W` and of its gradient for hidden unit k, b is the bias,
-:math:`\mu` is the center, and :math:`d = x / s_0 - \mu`. The second sum is over the data, where the weight w is negative,
-and the chains, where w is positive. The weights sum to zero.
+:math:`\mu` is the center, and :math:`d = x / s_0 - \mu`. The second sum is over the data, where the weight w is
+negative, and over the chains, where w is positive. The weights sum to zero.
 """
 
 # mypy: ignore-errors

@@ -1,4 +1,4 @@
-"""Update step in two kernel launches, for the CUDA graphs in :mod:`mvrbm.backends.graph`.
+"""An update step that takes two kernel launches, for the CUDA graphs in :mod:`mvrbm.backends.graph`.
 
 PyTorch requires about thirty launches for the same step, which computes the learning rates, applies momentum and weight
 decay, checks that all parameters are finite, and restores the parameters if they are not. The update rule is in
@@ -78,7 +78,7 @@ def _accept(
 
 
 class FusedStep:
-    """Update step that modifies a state's parameters and momenta in place."""
+    """An update step that modifies a state's parameters and momenta in place."""
 
     def __init__(self, state: TrainState, rates: Sequence[float], clock: Tensor) -> None:
         learned = state.learned

@@ -534,7 +534,7 @@ def _down_stacked(y, u, v, size, field, R: tl.constexpr, BJ: tl.constexpr, BK: t
 def _add_slopes_stacked(
     x, h, half, v, grad_u, grad_v, R: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Add the gradients X (H V_r)' for all U_r transposed and H' (U_r X) for all V_r. `half` contains all U_r X."""
+    """Add the gradients X (H V_r)' for all U_r' and H' (U_r X) for all V_r to the totals. `half` contains all U_r X."""
     grad_v = tl.dot(tl.trans(h), half, acc=grad_v, input_precision=PRECISION)
     half = _turn(tl.dot(h, v, input_precision=PRECISION).to(v.dtype), R, BK, BJ)  # (J, R K)
     return tl.dot(x, half, acc=grad_u, input_precision=PRECISION), grad_v

@@ -1,4 +1,4 @@
-r"""Update rule in Triton, and the norms used in normalized steps. All kernel families use these functions.
+r"""The update rule in Triton, and the norms used in normalized steps. All kernel families use these functions.
 
 `step_rule` is the only Triton implementation of the update rule in :func:`mvrbm.updates.step.step`. Parameters, momenta
 and gradients are flat arrays. Consecutive models are `STRIDE` elements apart.

@@ -146,7 +146,7 @@ def _group(factors: tuple[tuple[int, int, int], ...], start: int, end: int) -> G
 
 
 def _volume(groups: tuple[Group, Group, Group]) -> int:
-    """Return the largest number of entries that a padded state has before, between and after the products."""
+    """Return the maximum number of entries in a padded state at any stage of the products."""
     (l, a), (m, b), (n, c) = ((group[4] * group[6], group[5] * group[7]) for group in groups)  # noqa: E741
     return max(a * b * c, a * b * n, a * m * n, l * m * n)
 

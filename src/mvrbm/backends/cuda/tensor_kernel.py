@@ -1,4 +1,4 @@
-r"""Triton kernel that computes one update for a single layer of order 3 or more, with one program per sample.
+r"""Triton kernel that computes the gradient for a single layer of order 3 or more, with one program per sample.
 
 The modes form three groups of one or two neighboring modes each. The second group may be empty. A visible state is a
 tile of shape (A * B, C), and a hidden state is a tile of shape (N * M, L), where A, B and C are the visible sizes of
@@ -134,7 +134,7 @@ def _factors(weights, r, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, MIDD
 
 @triton.jit
 def _halfway(state, last, middle, P: tl.constexpr, Q: tl.constexpr, MIDDLE: tl.constexpr, PRECISION: tl.constexpr):
-    """Map axis S of a tile (P * Q, S) to T, map Q to Q', and return both results, (P * T, Q) and (T * Q', P)."""
+    """Apply two products to a tile, (P * Q, S) -> (P * T, Q) -> (T * Q', P), and return both results."""
     T: tl.constexpr = last.shape[1]
     first = tl.dot(state, last, input_precision=PRECISION).to(state.dtype)
     if MIDDLE:
@@ -185,7 +185,10 @@ def _product(size_a, size_b, size_c):
 
 @triton.jit
 def _pair(h, x, total, PRECISION: tl.constexpr):
-    """Add the product H' X of tiles (rows, H) and (rows, X) to a total that is divided into S parts, (S, H, X)."""
+    """Add the product H' X of tiles of shapes (rows, H) and (rows, X) to a total of shape (S, H, X).
+
+    The rows are divided into S blocks, and each block is added to a separate part of the total.
+    """
     S: tl.constexpr = total.shape[0]
     if S == 1:
         total = tl.dot(tl.trans(h), x, input_precision=PRECISION)[None, :, :] + total
