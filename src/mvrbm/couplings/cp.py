@@ -1,4 +1,4 @@
-"""CP couplings: weights in canonical polyadic form, for hidden vectors."""
+"""CP couplings for vector-shaped hidden layers, with weights in canonical polyadic form."""
 
 import functools
 import math

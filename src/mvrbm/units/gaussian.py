@@ -154,7 +154,7 @@ class Gaussian(Unit):
         return self._to_variances((0.5 * self.statistic(x) * field).sum(0)) if self.learn_variance else {}
 
     def gains(self) -> dict[str, Tensor]:
-        """Return the gain of each parameter, with bias steps measured in standard deviations of the entries."""
+        """Return the gain of each parameter. Gains for biases measure steps in standard deviations of the entries."""
         gains = {"bias": self.n_sharing / self.scale**2}
         for name in self._variance_names if self.learn_variance else ():
             if (sharing := math.prod(self.shape) // self.get_parameter(name).numel()) > 1:

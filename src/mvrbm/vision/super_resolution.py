@@ -276,13 +276,13 @@ class SuperResolver(StageEstimator):
         checkpoints : path, optional
             Folder in which to save a checkpoint after each epoch, and from which to resume training.
         ignore_mismatch : bool
-            Whether to resume from checkpoints that were saved with other images or settings. If False, an error is
+            Whether to resume from checkpoints created with different images or settings. If False, an error is
             raised for such checkpoints.
 
         Notes
         -----
         Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
-        respectively. The model trained so far can then be used. If an error occurs, the model is left unchanged.
+        respectively. The partially trained model remains usable. If an error occurs, the model is left unchanged.
         """
         self.check()
         arrays = training_images(images)
@@ -324,7 +324,7 @@ class SuperResolver(StageEstimator):
         Notes
         -----
         Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and SystemExit,
-        respectively. The model trained so far can then be used. If an error occurs, the model is left unchanged.
+        respectively. The partially trained model remains usable. If an error occurs, the model is left unchanged.
         """
         check_is_fitted(self)
         self.check()
