@@ -263,7 +263,9 @@ def _classifier_graph(estimator: Any) -> Graph:
     network = getattr(estimator, "network_", None)
     machine: Any = getattr(estimator, "machine_", None) if network is None else network.stack[0]
     if network is None and LABEL not in getattr(machine, "layers", {}):
-        raise ValueError(f"{type(estimator).__name__} has no network, label layer or onnx_graph method")
+        raise ValueError(
+            f"{type(estimator).__name__} cannot be exported because it has no network, label layer or onnx_graph method"
+        )
     module = _LabelPosterior(machine) if network is None else nn.Sequential(_portable(network), nn.Softmax(1))
     examples = _examples(machine, VISIBLE)
     if not estimator.takes_arrays:

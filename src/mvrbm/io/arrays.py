@@ -113,7 +113,7 @@ def _read_file(path: Path, key: str | None, largest: int) -> Array:
         return _read_images([path], largest)
     raise InputError(
         f"{path} is not a .npy, .npz, idx, CSV, Parquet, HDF5 or zarr file, an image, a folder of images, or a named "
-        f"dataset; it begins with {head.hex(' ')}"
+        f"dataset; its first bytes are {head.hex(' ')}"
     )
 
 
