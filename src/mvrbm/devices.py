@@ -105,7 +105,7 @@ def one_thread() -> Iterator[None]:
 def n_processors(device: torch.device) -> int:
     """Return the number of multiprocessors on a GPU.
 
-    For a CPU, which is used only in tests, return the number on a large GPU.
+    For a CPU, which is used only in tests, return the count of a typical large GPU.
     """
     if device.type != "cuda":
         return _LARGE_GPU

@@ -240,7 +240,7 @@ def patches(images: Sequence[Array], size: int | tuple[int, int], n: int, seed: 
         Grayscale images of shape (rows, columns) or color images of shape (rows, columns, 3). Values of dtype uint8 are
         divided by 255. Floats are left unchanged.
     size : int or (int, int)
-        Numbers of rows and columns in a patch. An int gives square patches.
+        Number of rows and columns in each patch. An int gives square patches.
     n : int
         Number of patches. All positions in all images are equally likely.
     seed : int

@@ -155,7 +155,7 @@ class RandomSource:
         return self._at((*self._path, *at_step, *branch), self._first_row)
 
     def _at(self, path: tuple[int, ...], first_row: int) -> RandomSource:
-        """Return a source with the same type and seed but another path, positioned at its first draw."""
+        """Return a source with the same type and seed but a different path, positioned at its first draw."""
         found = copy.copy(self)
         found.__dict__.pop("key", None)  # remove the cached key, which depends on the path
         found._path = path

@@ -505,9 +505,9 @@ class SymmetricStage(Stage):
 
 
 class _Seen(torch.autograd.Function):
-    """Autograd function that centers windows, divides them by r, and stacks them and additional rows into one matrix.
+    """Autograd function that centers windows, divides them by r, and stacks them with additional rows into one matrix.
 
-    Windows are centered by subtracting the middle pixel. The number of rows is padded to a multiple of 8, which is
+    Windows are centered by subtracting the middle pixel. Rows are padded to a multiple of 8, which is
     faster on tensor cores. Each column is one patch, so a single 16-bit matrix product computes all hidden fields.
     """
 

@@ -41,7 +41,7 @@ def vary(
     L: tl.constexpr, HIDDEN_PITCH: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr,
     VARIANCES: tl.constexpr, LAYERS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Perform the step for log-variances, and compute the new ratios and each column's contribution to the power."""
+    """Update the log-variances and compute the new ratios and each column's contribution to the power."""
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
     columns = program * GATHERED + tl.arange(0, GATHERED)
     _, rate, keep, _ = rates_of(rates, model, clock, batch)

@@ -198,7 +198,7 @@ def matrix_and_label(layout: Layout) -> tuple[LayerLayout, LayerLayout | None]:
 def too_large_reason(layout: Layout, halves: bool, device: torch.device) -> str | None:
     """Return the reason why samples or factors are too large for one program per sample, or None if they fit.
 
-    Each program processes one matrix and at most one label. If `halves` is True, operands have 16 bits.
+    Each program processes one matrix and at most one label. If `halves` is True, the operands are 16-bit.
     """
     if all(layer.is_label for layer in layout.layers):
         return "its only layer is a label"
