@@ -92,7 +92,7 @@ def jpeg_level(quality: int) -> float:
 @register("PhotoDenoiser")
 @dataclass(eq=False, repr=False)
 class PhotoDenoiser(StageEstimator):
-    """Photo denoiser for one type of noise, built from symmetric stages (see :mod:`mvrbm.vision.stages`).
+    """Photo denoiser for one type of noise, built from symmetric stages (see `mvrbm.vision.stages`).
 
     By default, the architecture is the same as in the pretrained models.
 
