@@ -278,12 +278,13 @@ def test_both_directions_are_in_the_table():
 STARTS = [(row.coupling, *start) for row in COUPLINGS.values() for start in row.starts]
 
 
+@pytest.mark.fixed_seed  # the mean of 20 draws has a spread of its own
 @pytest.mark.parametrize(("kind", "arguments", "visible", "hidden"), STARTS)
 @torch.no_grad()
 def test_entries_start_with_the_spread_asked_for(kind, arguments, visible, hidden):
     couplings = [kind(**arguments).connect(visible, hidden, RandomSource(seed), 0.05) for seed in range(20)]
     squares = [float((coupling.dense() ** 2).mean()) for coupling in couplings]
-    np.testing.assert_allclose(np.sqrt(np.mean(squares)), 0.05, rtol=0.1 if len(visible) == 2 else 0.2)
+    np.testing.assert_allclose(np.sqrt(np.mean(squares)), 0.05, rtol=0.05 if len(visible) == 2 else 0.1)
 
 
 def test_factors_of_a_product_start_alike():

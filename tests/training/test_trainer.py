@@ -347,6 +347,7 @@ def test_new_machines_are_initialized_by_default(convert):
     assert not torch.equal(machine.layers["visible"].bias, start["visible.visible.bias"])
 
 
+@pytest.mark.fixed_seed  # nothing is trained: the fields depend on the drawn patterns and factors alone
 def test_default_starts_at_the_log_odds_with_small_hidden_fields():
     x = patterns(500, (6, 6), kinds=20, flip=0.2)
     machine = mvrbm((6, 6), (5, 5))
@@ -354,8 +355,8 @@ def test_default_starts_at_the_log_odds_with_small_hidden_fields():
     mean = (x.sum(0) + 1) / (len(x) + 2)
     np.testing.assert_allclose(machine.layers["visible"].bias.detach(), np.log(mean / (1 - mean)), atol=1e-5)
     field = (machine.hidden_field({"visible": torch.from_numpy(x)}) + machine.hidden.bias).detach()
-    assert float(field.mean().abs()) < 0.7
-    assert 0.1 < float(field.std()) < 1.5
+    assert float(field.mean().abs()) < 0.05
+    assert 0.1 < float(field.std()) < 0.6
 
 
 # -- divergence --------------------------------------------------------------------------------------------
@@ -456,6 +457,7 @@ def chi_square(found, states, log_weights):
     return stats.chisquare(counts, weights * len(found)).pvalue
 
 
+@pytest.mark.fixed_seed  # the power depends on the draws
 @pytest.mark.parametrize("marked", ["mask", "nan"])
 def test_unknown_bits_are_drawn_given_the_known_ones(marked):
     machine = strong(mvrbm((2, 3), (2, 2)), 5)
@@ -482,7 +484,7 @@ def test_unknown_bits_are_drawn_given_the_known_ones(marked):
     # The test has power: it rejects independent bits with the right means.
     means = found[:, ~flat].mean(0)
     apart = (torch.from_numpy(np.random.default_rng(0).random((n, 3))) < means).double()
-    assert chi_square(apart, states, logs) < 0.02
+    assert chi_square(apart, states, logs) < FALSE_ALARM
 
 
 @pytest.mark.parametrize("marked", ["mask", "nan"])
