@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import own_module
 from mvrbm import MVRBM, load
 from mvrbm.couplings import COUPLINGS
 from mvrbm.errors import MissingPackageError, PluginError
@@ -114,20 +115,6 @@ def test_an_import_error_inside_an_installed_package_is_not_reported_as_a_missin
     assert not isinstance(caught.value, MissingPackageError)
 
 
-PLUGIN = """
-from mvrbm.couplings import Dense
-from mvrbm.units import Bernoulli
-
-
-class Bit(Bernoulli):
-    name = "bit"
-
-
-class Full(Dense):
-    name = "full"
-"""
-
-
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
     """An installed package with a unit and a coupling. Returns the path of its only module."""
@@ -136,7 +123,7 @@ def plugin(tmp_path, monkeypatch):
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: bits\nVersion: 1.0\n")
     (installed / "entry_points.txt").write_text("[mvrbm.plugins]\nbits = my_bits\n")
-    (tmp_path / "my_bits.py").write_text(PLUGIN)
+    (tmp_path / "my_bits.py").write_text(own_module.SOURCE)
     import_plugins.cache_clear()
     yield tmp_path / "my_bits.py"
     import_plugins.cache_clear()

@@ -5,22 +5,10 @@ import sys
 import numpy as np
 import pytest
 
+import own_module
 from mvrbm import cli
 from mvrbm.couplings import COUPLINGS
 from mvrbm.units import UNITS
-
-MODULE = """
-from mvrbm.couplings import Dense
-from mvrbm.units import Bernoulli
-
-
-class Bit(Bernoulli):
-    name = "bit"
-
-
-class Full(Dense):
-    name = "full"
-"""
 
 
 @pytest.fixture
@@ -28,7 +16,7 @@ def place(tmp_path, monkeypatch):
     """A working folder with data and a module of units. Afterwards, nothing of the module is left."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "units_of_a_command.py").write_text(MODULE)
+    (tmp_path / "units_of_a_command.py").write_text(own_module.SOURCE)
     np.save("data.npy", (np.arange(24 * 6).reshape(24, 2, 3) % 5 < 2).astype(np.float32))
     yield tmp_path
     for registry, name in ((UNITS, "bit"), (COUPLINGS, "full"), (sys.modules, "units_of_a_command")):
