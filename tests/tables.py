@@ -134,6 +134,15 @@ DRAWN_UNITS: dict[str, tuple[type[Unit], Callable[[Any, Any], Any]]] = {
     "rectified": (Rectified, lambda t, normal: np.maximum(0, t + normal / np.sqrt(1 + np.exp(-t))))
 }
 
+# Units whose one site is the whole array, with an energy that is not quadratic: `units/test_whitened.py` compares them
+# with dense mixtures of Gaussians, and all other tests of single units run on them.
+WHOLE_UNITS: dict[str, Callable[[tuple[int, ...]], Unit]] = {
+    "whitened": lambda shape: units.WhitenedMixture(shape, n_components=2, n_contrasts=2),
+    "whitened-level": lambda shape: units.WhitenedMixture(
+        shape, n_components=3, n_contrasts=1, gate=False, level=True, means="shared"
+    ),
+}
+
 VARIANTS = {
     variant: functools.partial(lambda row, arguments, shape: row.unit(shape, **arguments(shape)), row, arguments)
     for row in UNITS.values()
@@ -382,7 +391,7 @@ def machine_named(name: str) -> BoltzmannMachine:
 def random_layer(unit: Unit, n: int, rng: np.random.Generator, padding: bool = False) -> Tensor:
     """n states of one layer; with padding, every other sample of a padded layer ends in a row of zeros."""
     width = unit.shape[-1] if unit.entry_modes else 1
-    values = UNITS[unit.name].site_values(width)
+    values = UNITS[unit.name].site_values(width) if unit.name in UNITS else None
     if values is None:
         return torch.from_numpy(1.5 * rng.standard_normal((n, *unit.shape)))
     values = values[:6]  # unlikely values say little

@@ -337,7 +337,7 @@ class BoltzmannMachine(nn.Module):
         """Raise ValueError if the energy of coupled Gaussian layers has no lower bound.
 
         With entries measured in standard deviations, the energy is bounded below if and only if the joint `W` of the
-        Gaussian visible layers has a spectral norm below 1.
+        Gaussian visible layers has a spectral norm below 1. For mixtures of Gaussians, the condition is sufficient.
         """
         if self.like.is_meta:  # meta tensors have no values to check
             return
@@ -368,23 +368,26 @@ class BoltzmannMachine(nn.Module):
         if not largest < norm < math.inf:
             return False
         for name, link in self.links.items():
-            if self.layers[name].gaussian:
+            if self.layers[name].largest_spread:
                 next(link.parameters()).mul_(largest / norm)  # W is linear in each factor
         return True
 
     @torch.no_grad()
     def gaussian_norm(self) -> float:
         """Compute the spectral norm of the joint coupling between Gaussian layers, or 0 if none are coupled."""
-        names = [name for name, unit in self.layers.items() if unit.gaussian and self.hidden.gaussian]
+        spreads = {name: unit.largest_spread * self.hidden.largest_spread for name, unit in self.layers.items()}
+        names = [name for name, spread in spreads.items() if spread]
         if not names:
             return 0.0
-        links = [self.links[name] for name in names]
         size = int(np.prod(self.hidden.shape))
 
         def gram(columns: Tensor) -> Tensor:
             """Multiply vectors of shape (n, hidden size) by the sum of W W' over all Gaussian layers."""
             y = columns.reshape(-1, *self.hidden.shape)
-            return functools.reduce(operator.add, [link.to_hidden(link.to_visible(y)) for link in links]).flatten(1)
+            products = [
+                self.links[name].to_hidden(self.links[name].to_visible(y)) * spreads[name] ** 2 for name in names
+            ]
+            return functools.reduce(operator.add, products).flatten(1)
 
         if self._norm_rows() > 1:
             identity = torch.eye(size, dtype=self.like.dtype, device=self.like.device)
@@ -404,9 +407,9 @@ class BoltzmannMachine(nn.Module):
 
     def _norm_rows(self) -> int:
         """Return the number of vectors that :meth:`gaussian_norm` processes at a time, or 0 if there are none."""
-        visible = sum(math.prod(unit.shape) for unit in self.layers.values() if unit.gaussian)
+        visible = sum(math.prod(unit.shape) for unit in self.layers.values() if unit.largest_spread)
         size = math.prod(self.hidden.shape)
-        if not visible or not self.hidden.gaussian:
+        if not visible or not self.hidden.largest_spread:
             return 0
         return size if size <= _LARGEST_GRAM and size * (size + visible) <= _MOST_NUMBERS else 1
 
@@ -470,6 +473,9 @@ def _mask_of(mask: Any, name: str, unit: Unit, x: Tensor) -> Tensor | None:
             f"got {tuple(known.shape)}"
         )
     known = known.expand(x.shape)
-    if unit.entry_modes and not bool((known == known[..., :1]).all()):
-        raise ValueError(f"the mask for layer '{name}' must be the same for all entries in a one-hot row")
+    if unit.entry_modes:
+        of_sites = known.flatten(-unit.entry_modes)
+        if not bool((of_sites == of_sites[..., :1]).all()):
+            site = "in a one-hot row" if unit.entry_modes == 1 else "of a site"
+            raise ValueError(f"the mask for layer '{name}' must be the same for all entries {site}")
     return known if absent is None else known | absent

@@ -86,7 +86,7 @@ def as_clamp(
 
 def site_mask(unit: Unit, mask: Tensor) -> Tensor:
     r"""Convert a mask over entries to a mask over sites: (n, \*shape) -> (n, \*site_shape)."""
-    return mask[..., 0] if unit.entry_modes else mask
+    return mask.reshape(len(mask), *unit.site_shape, -1)[..., 0]
 
 
 def _free_sites(unit: Unit, mask: Tensor | None) -> Tensor:
@@ -168,7 +168,7 @@ def clamped_log_normalizer(machine: BoltzmannMachine, fields: Layers, fixed: Lay
         mask = known[name]
         if mask is not None:
             pull = unit.statistic(fixed[name]) * fields[name]
-            held = (pull.sum(-1) if unit.entry_modes else pull) - unit.site_energy(fixed[name])
+            held = pull.reshape(len(pull), *unit.site_shape, -1).sum(-1) - unit.site_energy(fixed[name])
             sites = torch.where(site_mask(unit, mask), held, sites)
         total = total + sum_sites(sites)
     return total

@@ -14,3 +14,4 @@ from mvrbm.units.counts import Counts as Counts
 from mvrbm.units.gaussian import Gaussian as Gaussian
 from mvrbm.units.poisson import Poisson as Poisson
 from mvrbm.units.rectified import Rectified as Rectified
+from mvrbm.units.whitened import WhitenedMixture as WhitenedMixture

@@ -54,8 +54,8 @@ class Unit(nn.Module, ABC):
 
     .. math:: p(x \mid f) = \exp\{-\varepsilon(x) + \langle T(x), f\rangle - A(f)\},
 
-    where :math:`A(f)` is :meth:`log_normalizer`. A *site* is one random variable: either a single entry, or one row of
-    a categorical layer. A *mode* is an axis of the layer.
+    where :math:`A(f)` is :meth:`log_normalizer`. A *site* is one random variable: a single entry, one row of a
+    categorical layer, or a whole array. A *mode* is an axis of the layer.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class Unit(nn.Module, ABC):
     #: Sampler that fast backends use for this layer: "bernoulli", "gaussian" or "categorical". These samplers require
     #: one bias per entry and no other learned parameters. None if the fast backends do not support the unit.
     sampled_as: str | None = None
-    #: Whether entries are real numbers with a quadratic energy. Coupling two such layers can make the energy unbounded.
+    #: Whether entries are independent real numbers with a quadratic energy.
     gaussian: ClassVar[bool] = False
     #: Whether the zero point of the data is arbitrary, as for temperatures in degrees Celsius.
     arbitrary_zero: ClassVar[bool] = False
@@ -89,8 +89,9 @@ class Unit(nn.Module, ABC):
     byte_scale: float = 1.0
     #: Whether samples follow an energy function. If False, free energies and likelihoods are undefined.
     has_energy: ClassVar[bool] = True
-    #: Number of trailing modes that form one site: 0 if each entry is a site, 1 if each row is.
-    entry_modes: ClassVar[int] = 0
+    #: Number of trailing modes that form one site: 0 if each entry is a site, 1 if each row is, and all modes if the
+    #: whole array is.
+    entry_modes: int = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -224,6 +225,15 @@ class Unit(nn.Module, ABC):
     def absorb(self, field: Tensor) -> None:
         r"""Absorb a constant field of shape (\*shape) into the bias."""
         self.bias.add_(self._pool(field))
+
+    @property
+    def largest_spread(self) -> float:
+        """Upper bound on the standard deviation of `T(x)` along any direction in any field, for quadratic energies.
+
+        The log-normalizer of such units grows quadratically with the field. If both layers of a coupling do, the energy
+        can be unbounded. For all other units, this is 0.
+        """
+        return 1.0 if self.gaussian else 0.0
 
     def gains(self) -> dict[str, Tensor]:
         """Return the squared effect of a unit step in each parameter, measured in standard deviations of the entries.
