@@ -30,7 +30,8 @@ __version__ = "0.2.0"
 _HOMES = {
     "mvrbm.estimators": (
         "MMVRBM", "MVRBM", "RBM", "TVRBM", "ClassificationMVRBM", "DeepMVRBM", "DeepMVRBMClassifier",
-        "MVRBMClassifier", "MVRBMImputer", "MVRBMOutlierDetector", "ReplicatedSoftmax", "Sweep",
+        "MVRBMClassifier", "MVRBMImputer", "MVRBMOutlierDetector", "MatrixMixture", "ReplicatedSoftmax",
+        "Sweep",
     ),
     "mvrbm.hub": ("ModelCard", "push_to_hub", "save_pretrained"),
     "mvrbm.machine": ("BoltzmannMachine",),

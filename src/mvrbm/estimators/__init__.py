@@ -2,6 +2,7 @@
 
 - `rbm`, `multimodal`, `deep`, `topics`: generative models.
 - `classifiers`, `classification_rbm`: classifiers.
+- `mixture`: exact densities for real-valued arrays.
 - `imputer`, `outliers`, `pyod`: imputation and outlier detection.
 - `sweep`: parameter sweeps.
 - `base`, `array_rbm`, `features`, `generation`, `scoring`: base classes and mixins for the generative models.
@@ -17,6 +18,7 @@ from mvrbm.estimators.classification_rbm import ClassificationMVRBM
 from mvrbm.estimators.classifiers import DeepMVRBMClassifier, MVRBMClassifier
 from mvrbm.estimators.deep import DeepMVRBM
 from mvrbm.estimators.imputer import MVRBMImputer
+from mvrbm.estimators.mixture import MatrixMixture
 from mvrbm.estimators.multimodal import MMVRBM
 from mvrbm.estimators.outliers import MVRBMOutlierDetector
 from mvrbm.estimators.parameters import Layer
@@ -37,6 +39,7 @@ __all__ = [
     "MVRBMClassifier",
     "MVRBMImputer",
     "MVRBMOutlierDetector",
+    "MatrixMixture",
     "ReplicatedSoftmax",
     "Sweep",
 ]

@@ -258,7 +258,7 @@ class WhitenedMixture(Unit):
         found = self._in_field(field)
         share = found.probabilities()  # (n, K, C)
         gain = torch.einsum("nkc,kncj->knj", share, found.gain())
-        u = self._synthesize(gain * found.inner).sum(0)  # (n, N)
+        u = self.synthesize(gain * found.inner).sum(0)  # (n, N)
         if self.means == "own":
             u = u + nn.functional.pad(share.sum(2) @ self.offset, (self._first, 0))
         if self.level:
@@ -275,7 +275,7 @@ class WhitenedMixture(Unit):
         variance = found.variances[k, 0, c].gather(1, gate.transpose(1, 2))[:, 0]  # (n, coefficients)
         normal = rng.normal((n, math.prod(self.shape)), field)
         z = variance * found.inner[k, rows] + variance.sqrt() * normal[:, self._first :]
-        u = self._synthesize(z[:, None], k)[:, 0]
+        u = self.synthesize(z[:, None], k)[:, 0]
         if self.means == "own":
             u = u + nn.functional.pad(self.offset[k], (self._first, 0))
         if self.level:
@@ -288,7 +288,7 @@ class WhitenedMixture(Unit):
         found = self._in_field(field)
         n, share = len(field), found.probabilities()
         means = (found.gain() * found.inner[:, :, None]).flatten(1, 2)  # (K, n C, coefficients)
-        u = self._synthesize(means).reshape(self.n_components, n, self.n_contrasts, -1)
+        u = self.synthesize(means).reshape(self.n_components, n, self.n_contrasts, -1)
         if self.means == "own":
             u = u + nn.functional.pad(self.offset, (self._first, 0))[:, None, None]
         bases = [basis.T for basis in self.bases()]
@@ -308,7 +308,7 @@ class WhitenedMixture(Unit):
         """Return the inverses of the whitening matrices, one per mode: (K, I_d, I_d)."""
         return [torch.linalg.inv(matrix).expand(self.n_components, -1, -1) for matrix in self.whitenings()]
 
-    def _synthesize(self, z: Tensor, k: Tensor | None = None) -> Tensor:
+    def synthesize(self, z: Tensor, k: Tensor | None = None) -> Tensor:
         """Map coefficients without the level to cosine coefficients with level 0: (K, n, coefficients) -> (K, n, N).
 
         Component `i` is component ``k[i]`` of the unit if `k` is given.
@@ -471,8 +471,8 @@ def _cosines(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _spread(count: int) -> Tensor:
-    """Return initial log-variances, which are zero if there is only one."""
-    return torch.linspace(-_START_REACH, _START_REACH, count) if count > 1 else torch.zeros(1)
+    """Return initial log-variances in descending order, which are zero if there is only one."""
+    return torch.linspace(_START_REACH, -_START_REACH, count) if count > 1 else torch.zeros(1)
 
 
 def _invert(probabilities: Tensor, number: Tensor) -> Tensor:

@@ -1,0 +1,441 @@
+"""Expectation maximization for whitened mixtures.
+
+One step computes the posterior of components, contrasts and gates (E-step), sums its statistics, and updates all
+parameters in closed form (M-step). The rows of the whitening matrices are updated one after another, as in auxiliary-
+function independent vector analysis (Ono, 2011). There is no learning rate.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from mvrbm.random import RandomSource
+from mvrbm.units.whitened import SMALLEST_VARIANCE, WhitenedMixture, mode_products
+
+# Maximum number of intermediate values in one chunk of samples. On the CPU, a chunk has to fit into the cache.
+_CHUNK = {"cpu": 2**20, "cuda": 2**27}
+# Number of components per sample whose gates are evaluated during training. The others have low Gaussian densities.
+_MOST_CANDIDATES = 8
+# Components with a smaller posterior probability do not contribute to the statistics of a sample.
+_SMALLEST_SHARE = 1e-3
+# Bounds on the log-variances of contrasts and gates, relative to their means over the samples.
+_LARGEST_REACH = 8.0
+# Number of rounds in which contrasts, widths and precisions are updated in turn.
+_ROUNDS = 3
+# A component is dead if its share of the samples is smaller than this fraction of the average.
+_DEAD = 0.02
+# Number of times that each row of a whitening is updated in one step, and the ridge that keeps its curvature regular.
+_SWEEPS = 2
+_RIDGE = 1e-6
+# Standard deviation of the log-precisions among the initial components, and between a dead component that is revived
+# and the component that it copies.
+_START_NOISE = 0.5
+_SPLIT_NOISE = 0.3
+# Smallest energy per coefficient whose logarithm counts for the initial contrasts.
+_SMALLEST_ENERGY = 1e-6
+# Number of rounds of clustering for the initial means.
+_LLOYD_ROUNDS = 20
+# The running averages of the statistics move by t ** -_DECAY after update t, and at least by the share of the batch.
+_DECAY = 0.6
+
+
+@dataclass
+class Statistics:
+    """Sums over samples, divided by the total weight of the samples. All moments are of the whitened coefficients."""
+
+    log_likelihood: Tensor  # ()
+    share: Tensor  # (K, C)
+    gates: Tensor  # (K, C, G): expected number of coefficients
+    squares: Tensor  # (K, C, G, coefficients)
+    pull: Tensor  # (K, coefficients): precision times coefficient
+    precision: Tensor  # (K, coefficients)
+    curvature: list[Tensor]  # (K, J, J, J) per mode: sums of precision times z z', one per row of the whitening
+
+    def average(self, other: Statistics, rate: float) -> None:
+        """Move towards other statistics: ``(1 - rate) self + rate other``."""
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            for a, b in [(mine, theirs)] if isinstance(mine, Tensor) else zip(mine, theirs, strict=True):
+                a.lerp_(b, rate)
+
+
+@torch.no_grad()
+def expectation(unit: WhitenedMixture, rotated: Tensor, weights: Tensor) -> Statistics:
+    """Compute the statistics of samples, given their cosine coefficients (n, N) and weights (n,) with sum 1."""
+    K, C = unit.n_components, unit.n_contrasts
+    log_variances = unit.log_variances()  # (K, C, G)
+    G, J = log_variances.shape[2], unit.n_coefficients
+    candidates = min(K, _MOST_CANDIDATES) if unit.gate else K
+    size = max(1, _CHUNK[rotated.device.type] // (K * J + candidates * C * G * J))
+    law = _Law(unit)
+    like = rotated.new_zeros(())
+    found = Statistics(
+        like.clone(),
+        rotated.new_zeros(K, C),
+        rotated.new_zeros(K, C, G),
+        rotated.new_zeros(K, C, G, J),
+        rotated.new_zeros(K, J),
+        rotated.new_zeros(K, J),
+        [],
+    )
+    kept = []
+    for u, weight in zip(rotated.split(size), weights.split(size), strict=True):
+        kept.append(law.add(found, u, weight, candidates))
+    k, z, q = (torch.cat(parts) for parts in zip(*kept, strict=True))
+    if unit.whiten:
+        found.curvature = _curvatures(unit, k, z, q)
+    return found
+
+
+class _Law:
+    """Parameters of a mixture in the form that the E-step uses."""
+
+    def __init__(self, unit: WhitenedMixture) -> None:
+        self.unit = unit
+        logs = unit.log_variances()
+        self.precisions = torch.exp(unit.log_precision)  # (K, coefficients)
+        self.inverses = torch.exp(-logs)  # (K, C, G)
+        constants = unit.log_gates()[:, None] - 0.5 * logs  # (K, C, G)
+        # The log-density of a coefficient is that of its first Gaussian, which is the widest, plus log(1 + sum of the
+        # ratios of the others to it). Ratios never overflow, because narrow Gaussians end first.
+        self.widest = constants[:, :, 0]  # (K, C)
+        self.log_ratios = (constants[:, :, 1:] - constants[:, :, :1])[..., None]  # (K, C, G - 1, 1)
+        self.rates = -0.5 * (self.inverses[:, :, 1:] - self.inverses[:, :, :1])[..., None]  # (K, C, G - 1, 1)
+        own = unit.log_weights() + (0.5 * unit.log_precision.sum(1) + unit.log_determinant())[:, None]
+        self.own = own  # (K, C)
+        mean = torch.logsumexp(unit.log_gates()[:, None] + logs, 2)  # (K, C): log of the mean variance
+        self.rough_inverses = torch.exp(-mean)
+        self.rough = own - 0.5 * unit.n_coefficients * mean
+
+    def add(self, found: Statistics, u: Tensor, weight: Tensor, candidates: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Add the statistics of one chunk, and return component, coefficients and precisions of the likely pairs.
+
+        A pair is a sample and one of its components.
+        """
+        unit = self.unit
+        every = unit.coefficients(u)[..., int(unit.level) :]  # (K, n, coefficients)
+        n, J = every.shape[1:]
+        rows = torch.arange(n, device=u.device)[:, None]
+        energies = torch.einsum("knj,kj->nk", every**2, self.precisions)
+        if candidates < unit.n_components:
+            rough = self.rough - 0.5 * energies[:, :, None] * self.rough_inverses  # (n, K, C)
+            k = rough.amax(2).topk(candidates, 1, sorted=False).indices  # (n, L)
+        else:
+            k = torch.arange(candidates, device=u.device).expand(n, -1)
+        z = every[k, rows]  # (n, L, coefficients)
+        squares = z**2 * self.precisions[k]
+        ratios = torch.addcmul(self.log_ratios[k], squares[:, :, None, None], self.rates[k]).exp_()
+        sums = ratios.sum(3).add_(1)  # (n, L, C, coefficients)
+        joint = sums.log().sum(3) - 0.5 * energies.gather(1, k)[:, :, None] * self.inverses[k][..., 0]
+        joint += self.own[k] + J * self.widest[k]
+        total = torch.logsumexp(joint.flatten(1), 1)
+        found.log_likelihood += weight @ (total + unit.outer_log_density(u))
+        share = torch.exp(joint - total[:, None, None])  # (n, L, C)
+        # From here on, only pairs with a noticeable share.
+        at, which = torch.nonzero(share.sum(2) > _SMALLEST_SHARE, as_tuple=True)
+        share, k, z = share[at, which] * weight[at, None], k[at, which], z[at, which]
+        first = (share[..., None] / sums[at, which])[:, :, None]  # (P, C, 1, coefficients)
+        gates = torch.cat([first, ratios[at, which] * first], 2)  # (P, C, G, coefficients)
+        q = torch.einsum("pcgj,pcg->pj", gates, self.inverses[k]) * self.precisions[k]
+        of_k = torch.nn.functional.one_hot(k, unit.n_components).to(z).T  # (K, P)
+        found.share += of_k @ share
+        found.gates += (of_k @ gates.sum(3).flatten(1)).reshape(found.gates.shape)
+        found.squares += (of_k @ (gates * z[:, None, None] ** 2).flatten(1)).reshape(found.squares.shape)
+        found.pull += of_k @ (q * z)
+        found.precision += of_k @ q
+        return k, z, q
+
+
+def _curvatures(unit: WhitenedMixture, k: Tensor, z: Tensor, q: Tensor) -> list[Tensor]:
+    """Sum precision times z z' for each row of each whitening: (K, J, J, J) per mode.
+
+    `k` has shape (P,), and the coefficients `z` and their precisions `q` have shape (P, coefficients).
+    """
+    first, shape = int(unit.level), unit.shape
+    order = torch.argsort(k)
+    counts = torch.bincount(k, minlength=unit.n_components).tolist()
+    z, q = (torch.nn.functional.pad(part[order], (first, 0)).reshape(-1, *shape) for part in (z, q))
+    found = [z.new_zeros(unit.n_components, *[size - first] * 3) for size in shape]
+    for component, (of_z, of_q) in enumerate(zip(z.split(counts), q.split(counts), strict=True)):
+        for d in range(len(shape)):
+            a = of_z.movedim(d + 1, 0)[first:].flatten(1)  # (J, m): a row for each index of the mode
+            weight = of_q.movedim(d + 1, 0)[first:].flatten(1)
+            outer = (a[:, None] * a[None]).flatten(0, 1)  # (J J, m)
+            found[d][component] = (weight @ outer.T).reshape(found[d].shape[1:])
+    return found
+
+
+@torch.no_grad()
+def maximization(unit: WhitenedMixture, found: Statistics, block: int | None = None) -> None:
+    """Update the parameters from the statistics, and the statistics where new coordinates change them.
+
+    If `block` is given, only one block of parameters is updated, which never lowers the likelihood: contrasts, gates
+    and precisions (0), the whitening of mode ``block - 1``, or the means (the last block). Otherwise, all blocks are
+    updated at once from the same statistics. This is faster, but the likelihood can decrease.
+    """
+    order = len(unit.shape)
+    if block in (None, 0):
+        _update_variances(unit, found)
+    if block in (None, order + 1) and unit.means == "own":
+        step = found.pull / found.precision.clamp(min=torch.finfo(found.pull.dtype).tiny)  # (K, coefficients)
+        unit.offset.add_(unit.synthesize(step[:, None])[:, 0, int(unit.level) :])
+        found.pull.zero_()
+    for d in range(order):
+        if block in (None, d + 1) and getattr(unit, f"whitening_{d}", None) is not None:
+            _update_whitening(unit, found, d, keep_scale=block is None)
+
+
+def n_blocks(unit: WhitenedMixture) -> int:
+    """Return the number of blocks that :func:`maximization` can update separately."""
+    return len(unit.shape) + 2
+
+
+def _update_variances(unit: WhitenedMixture, found: Statistics) -> None:
+    """Update weights, contrasts, gates and precisions.
+
+    The variance of a coefficient is a product of three factors. Each of them is updated in turn given the others.
+    """
+    tiny = torch.finfo(found.share.dtype).tiny
+    share = found.share.sum(1)
+    unit.logits.copy_(found.share.clamp(min=tiny).log())
+    if unit.gate:
+        unit.gate_logits.copy_(found.gates.sum(1).clamp(min=tiny).log())
+    log_contrast, log_precision = unit.log_contrast.clone(), unit.log_precision.clone()
+    log_width = unit.log_width.clone() if unit.gate else log_contrast.new_zeros(unit.n_components, 1)
+    floor = SMALLEST_VARIANCE * _squared_norms(unit)  # (K, coefficients)
+
+    def ratio(squares: Tensor, counts: Tensor, before: Tensor) -> Tensor:
+        """Return the logarithm of a variance, or its former value where nothing was counted."""
+        seen = (counts > tiny) & (squares > 0)
+        return torch.where(seen, (squares / counts.clamp(min=tiny)).clamp(min=tiny).log(), before)
+
+    for _ in range(_ROUNDS):
+        weighted = torch.einsum("kcgj,kj->kcg", found.squares, torch.exp(log_precision))
+        log_contrast = ratio((weighted * torch.exp(-log_width)[:, None]).sum(2), found.gates.sum(2), log_contrast)
+        log_contrast = _centered(log_contrast, found.share)
+        if unit.gate:
+            log_width = ratio((weighted * torch.exp(-log_contrast)[:, :, None]).sum(1), found.gates.sum(1), log_width)
+            log_width = _centered(log_width, found.gates.sum(1))
+        scales = torch.exp(-log_contrast[:, :, None] - log_width[:, None])
+        variances = torch.einsum("kcgj,kcg->kj", found.squares, scales)
+        log_precision = -ratio(torch.maximum(variances, share[:, None] * floor), share[:, None], -log_precision)
+    widest_first = log_width.argsort(1, descending=True)
+    unit.log_contrast.copy_(log_contrast)
+    unit.log_precision.copy_(log_precision)
+    if unit.gate:
+        unit.log_width.copy_(log_width.gather(1, widest_first))
+        unit.gate_logits.copy_(unit.gate_logits.gather(1, widest_first))
+
+
+def _centered(logs: Tensor, counts: Tensor) -> Tensor:
+    """Subtract the mean over the samples, and limit the distance to it: (K, m), (K, m) -> (K, m)."""
+    total = counts.sum(1, keepdim=True).clamp(min=torch.finfo(counts.dtype).tiny)
+    return (logs - (logs * counts).sum(1, keepdim=True) / total).clamp(-_LARGEST_REACH, _LARGEST_REACH)
+
+
+def _squared_norms(unit: WhitenedMixture) -> Tensor:
+    """Return the squared norm of the map from standardized arrays to each coefficient: (K, coefficients)."""
+    total = unit.logits.new_ones(1, 1)
+    for matrix in unit.whitenings():
+        rows = (matrix**2).sum(2)  # (K or 1, I_d)
+        total = (total[:, :, None] * rows[:, None]).flatten(1)
+    return total[:, int(unit.level) :].expand(unit.n_components, -1)
+
+
+def _update_whitening(unit: WhitenedMixture, found: Statistics, d: int, *, keep_scale: bool) -> None:
+    """Update the rows of one mode's whitening in turn: each maximizes the likelihood given the others.
+
+    In the coordinates of the current coefficients, row e_i of the change E maximizes
+    m log|det E| - e_i' H_i e_i / 2, where m is the weighted number of coefficients per row. If `keep_scale` is True,
+    the rows keep their lengths, so that the update does not repeat that of the precisions.
+    """
+    own = getattr(unit, f"whitening_{d}")  # (K, J, J)
+    curvature, J = found.curvature[d], own.shape[1]
+    m = found.share.sum(1) * (math.prod(unit.shape) // unit.shape[d])  # (K,)
+    trace = curvature.diagonal(dim1=2, dim2=3).mean(2)[:, :, None, None]
+    eye = torch.eye(J, dtype=own.dtype, device=own.device)
+    curvature = curvature + _RIDGE * trace * eye
+    change = eye.repeat(unit.n_components, 1, 1)
+    usable = (m > 0) & (trace.flatten(1) > 0).all(1)
+    curvature[~usable] = eye
+    for _ in range(_SWEEPS):
+        for i in range(J):
+            row = torch.linalg.solve(change @ curvature[:, i], eye[i].expand(len(change), J))  # (K, J)
+            length = torch.einsum("ka,kab,kb->k", row, curvature[:, i], row)
+            wanted = curvature[:, i, i, i] if keep_scale else m
+            change[:, i] = row * (wanted / length).sqrt()[:, None]
+    change[~usable] = eye
+    own.copy_(change @ own)
+    found.curvature[d] = torch.einsum("kab,kibc,kdc->kiad", change, found.curvature[d], change)
+
+
+def revive(unit: WhitenedMixture, found: Statistics, rng: RandomSource) -> int:
+    """Replace components that explain almost no samples with noisy copies of those that explain the most samples.
+
+    Return the number of components that were replaced.
+    """
+    share = found.share.sum(1)
+    dead = torch.nonzero(share < _DEAD * share.mean())[:, 0]
+    if not len(dead):
+        return 0
+    source = share.argsort(descending=True)[: len(dead)]
+    with torch.no_grad():
+        for name, parameter in unit.named_parameters():
+            if len(parameter) == unit.n_components and parameter.requires_grad and name not in ("bias", "center"):
+                parameter[dead] = parameter[source]
+        noise = rng.normal((len(dead), unit.n_coefficients), unit.log_precision)
+        unit.log_precision[dead] += _SPLIT_NOISE * noise
+        for chosen in (source, dead):
+            unit.logits[chosen] -= math.log(2)
+    for field in fields(found):
+        value = getattr(found, field.name)
+        for part in value if isinstance(value, list) else [value]:
+            if part.ndim:
+                part[source] /= 2
+                part[dead] = part[source]
+    return len(dead)
+
+
+@torch.no_grad()
+def start(unit: WhitenedMixture, rotated: Tensor, weights: Tensor, rng: RandomSource) -> None:
+    """Initialize the components from weighted samples, given their cosine coefficients (n, N).
+
+    The whitening of each mode starts from the principal axes of the mode, and the precisions from the variances along
+    these axes, with noise. Own means start from clusters. The result depends on the weighted moments of the samples
+    alone, so that a sample with weight 2 counts as two samples.
+    """
+    first = int(unit.level)
+    if unit.level:
+        unit.level_log_variance.copy_((weights @ rotated[:, :1] ** 2).clamp(min=SMALLEST_VARIANCE).log())
+    mean = weights @ rotated
+    deviation = rotated - mean
+    deviation[:, :first] = 0
+    arrays = deviation.reshape(-1, *unit.shape)
+    for d in range(len(unit.shape)):
+        if (own := getattr(unit, f"whitening_{d}", None)) is not None:
+            rows = (arrays * weights.reshape(-1, *[1] * len(unit.shape)).sqrt()).movedim(d + 1, 0).flatten(1)[first:]
+            axes = torch.linalg.eigh(rows @ rows.T).eigenvectors.T  # (J, J)
+            own.copy_(axes.expand(own.shape))
+    if unit.means == "own":
+        centers, rotated_centers = _clusters(deviation, weights, unit.n_components, rng)
+        unit.offset.copy_((mean + rotated_centers)[:, first:])
+        deviation = deviation - rotated_centers[centers]
+    z = _axes(unit, deviation)[:, first:]
+    variances = (weights @ z**2).clamp(min=SMALLEST_VARIANCE)
+    noise = rng.normal(unit.log_precision.shape, variances)
+    unit.log_precision.copy_(_START_NOISE * noise - variances.log())
+    energy = (z**2 / variances).mean(1).clamp(min=_SMALLEST_ENERGY).log()
+    middle = weights @ energy
+    spread = (weights @ (energy - middle) ** 2).sqrt()
+    quantiles = (torch.arange(unit.n_contrasts, device=z.device) + 0.5) / unit.n_contrasts
+    unit.log_contrast.copy_(middle + spread * torch.special.ndtri(quantiles).to(spread))
+
+
+def _axes(unit: WhitenedMixture, rotated: Tensor) -> Tensor:
+    """Whiten cosine coefficients with the first component: (n, N) -> (n, N)."""
+    return mode_products(rotated.reshape(1, -1, *unit.shape), [matrix[:1] for matrix in unit.whitenings()])[0]
+
+
+def _clusters(samples: Tensor, weights: Tensor, count: int, rng: RandomSource) -> tuple[Tensor, Tensor]:
+    """Cluster weighted samples (n, N) around `count` centers, and return the cluster of each sample and the centers.
+
+    The centers start as random points with the covariance of the samples, which depends on the samples' moments alone.
+    """
+    covariance = (samples * weights[:, None]).T @ samples
+    values, vectors = torch.linalg.eigh(covariance)
+    normal = rng.normal((count, samples.shape[1]), samples)
+    centers = (normal * values.clamp(min=0).sqrt()) @ vectors.T
+    for _ in range(_LLOYD_ROUNDS):
+        nearest = _nearest(samples, centers)
+        of_cluster = torch.nn.functional.one_hot(nearest, count).to(samples) * weights[:, None]
+        total = of_cluster.sum(0)[:, None]
+        centers = torch.where(total > 0, (of_cluster.T @ samples) / total.clamp(min=1e-30), centers)
+    return _nearest(samples, centers), centers
+
+
+def _nearest(samples: Tensor, centers: Tensor) -> Tensor:
+    return ((centers**2).sum(1) - 2 * samples @ centers.T).argmin(1)
+
+
+class Fitting:
+    """Expectation maximization on weighted samples in memory.
+
+    Parameters
+    ----------
+    unit : WhitenedMixture
+        Mixture to train.
+    weights : Tensor
+        Weights of the samples, of shape (n,), with sum 1.
+    batch_size : int
+        Number of samples per update, except in the last two epochs.
+    rng : RandomSource
+        Source of random numbers.
+    """
+
+    def __init__(self, unit: WhitenedMixture, weights: Tensor, batch_size: int, rng: RandomSource) -> None:
+        self.unit, self.weights, self.rng = unit, weights, rng
+        self.batch_size = batch_size
+        self.history: list[float] = []  # mean log-likelihood per epoch, of the parameters before each update
+        self.n_updates = 0
+        self._average: Statistics | None = None
+        self._former: tuple[float, dict[str, Tensor], Statistics] | None = None
+        self._careful = 0  # number of single blocks to update before all blocks are updated at once again
+        self._block = 0
+
+    def epoch_of_batches(self, rotated: Tensor, should_stop: Callable[[], bool]) -> None:
+        """Update the parameters after each batch, from running averages of the statistics."""
+        n = len(rotated)
+        total = 0.0
+        for rows in self.rng.permutation(n, rotated.device).split(self.batch_size):
+            weights = self.weights[rows]
+            part = weights.sum()
+            if should_stop() or not part > 0:
+                continue
+            found = expectation(self.unit, rotated[rows], weights / part)
+            total += float(part * found.log_likelihood)
+            self.n_updates += 1
+            if self._average is None:
+                self._average = found
+            else:
+                self._average.average(found, max((1 + self.n_updates) ** -_DECAY, self.batch_size / n))
+            maximization(self.unit, self._average)
+        if self._average is not None:
+            revive(self.unit, self._average, self.rng)
+        self.history.append(total)
+
+    def full_epoch(self, rotated: Tensor, *, update: bool = True, may_revive: bool = False) -> None:
+        """Update the parameters once, from all samples. The likelihood never decreases, except to revive components.
+
+        All blocks of parameters are updated at once. If this lowered the likelihood in the previous epoch, it is
+        undone, and the blocks are updated one per epoch for a while. If `update` is False, the parameters are only
+        compared with those before the previous update.
+        """
+        found = expectation(self.unit, rotated, self.weights)
+        reached = float(found.log_likelihood)
+        if self._former is not None and reached < self._former[0] and not self._careful:
+            reached, values, found = self._former
+            self.unit.load_state_dict(values)
+            self._careful = n_blocks(self.unit)
+        self.history.append(reached)
+        if not update:
+            return
+        values = {name: value.clone() for name, value in self.unit.state_dict().items()}
+        self._former = reached, values, copy.deepcopy(found)
+        if self._careful:
+            self._careful -= 1
+            maximization(self.unit, found, self._block)
+            self._block = (self._block + 1) % n_blocks(self.unit)
+        else:
+            maximization(self.unit, found)
+        if may_revive and revive(self.unit, found, self.rng):
+            self._former = None
+
+    def forget(self) -> None:
+        """Forget the former likelihood, because the samples have changed."""
+        self._former = None
