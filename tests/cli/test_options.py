@@ -38,12 +38,9 @@ def default_on_the_command_line(command, parameter):
 # A command, its parameter, and the function and the parameter that it is passed to.
 SAME_DEFAULTS = [
     ("reconstruct", "steps", MVRBM.reconstruct, "steps"),
-    ("sample", "steps", MVRBM.sample, "steps"),
     ("sample", "start", MVRBM.sample, "init"),
     ("inpaint", "steps", MVRBM.inpaint, "steps"),
     ("inpaint", "burn_in", MVRBM.inpaint, "burn_in"),
-    ("likelihood", "chains", MVRBM.log_likelihood, "n_chains"),
-    ("likelihood", "temperatures", MVRBM.log_likelihood, "n_steps"),
     ("topics", "n_topics", ReplicatedSoftmax, "n_components"),
     ("topics", "epochs", ReplicatedSoftmax, "n_epochs"),
     ("topics", "words", ReplicatedSoftmax.top_words, "n"),
@@ -71,6 +68,21 @@ SAME_DEFAULTS = [
 @pytest.mark.parametrize(("command", "ours", "function", "theirs"), SAME_DEFAULTS)
 def test_defaults_are_those_of_python(command, ours, function, theirs):
     assert default_on_the_command_line(command, ours) == inspect.signature(function).parameters[theirs].default
+
+
+# Options whose absence matters: their default is None, and the help text shows what a model without it uses.
+SHOWN_DEFAULTS = [
+    ("sample", "steps", MVRBM.sample, "steps"),
+    ("likelihood", "chains", MVRBM.log_likelihood, "n_chains"),
+    ("likelihood", "temperatures", MVRBM.log_likelihood, "n_steps"),
+]
+
+
+@pytest.mark.parametrize(("command", "ours", "function", "theirs"), SHOWN_DEFAULTS)
+def test_the_help_text_shows_the_defaults_of_python(command, ours, function, theirs):
+    (found,) = [each for each in COMMANDS[command].params if each.name == ours]
+    assert found.default is None
+    assert found.show_default == str(inspect.signature(function).parameters[theirs].default)
 
 
 @pytest.mark.parametrize(("labels", "kind"), [("", MVRBM), ("--labels labels.txt", ClassificationMVRBM)])

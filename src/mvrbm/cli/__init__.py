@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from mvrbm import __version__
-from mvrbm.cli import data, images, impute, inference, models, outliers, pages, topics, train
+from mvrbm.cli import data, images, impute, inference, mixture, models, outliers, pages, topics, train
 from mvrbm.cli.errors import FAILURE, complain, describe
 from mvrbm.cli.options import Interrupted, new, note
 from mvrbm.cli.progress import progress_line
@@ -37,6 +37,7 @@ _COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     ("inpaint", inference.inpaint, "model/ digits.npy filled.png --hide right"),
     ("impute", impute.impute, "measurements.npy filled.npy --deviations deviations.npy"),
     ("outliers", outliers.outliers, "digits.npy scores.npy --maps maps.png"),
+    ("mixture", mixture.mixture, "spectra.npy --components auto --out model/"),
     ("denoise", images.denoise, "photo.png clean.png"),
     ("denoise-train", images.denoise_train, "photos/ --out model/ --kind color"),
     ("repair", images.repair, "photo.png whole.png --damage scratches.png"),

@@ -32,6 +32,8 @@ _DATA_HELP = "Start the Gibbs chains at these samples. Accepts the same formats 
 _MASK_HELP = "Array file or image that is true where entries are known. One mask for all samples, or one per sample."
 _HIDE_HELP = "Fill in this half of each sample."
 
+# Default number of Gibbs steps per chain, as in the `sample` method.
+_STEPS = 1000
 # Attributes of the log-likelihood estimate to include in the JSON result.
 _LIKELIHOOD_FIELDS = ("mean", "forward", "reverse", "lower", "upper", "bounds")
 
@@ -66,11 +68,16 @@ score = _row_command("score", "score_samples", "Compute the pseudo-log-likelihoo
 predict = _row_command("predict", "predict", "Predict the class of each sample with a saved classifier.")
 
 
+def _is_exact(model: Any) -> bool:
+    """Return whether a model has exact likelihoods and draws. Only these models have a `bic` method."""
+    return hasattr(model, "bic")
+
+
 def likelihood(
     model_folder: opt.ModelFolder,
     source: opt.Input,
-    chains: Annotated[int, typer.Option(min=2, help=_CHAINS_HELP)] = 100,
-    temperatures: Annotated[int, typer.Option(min=1, help=_TEMPERATURES_HELP)] = 1000,
+    chains: Annotated[int | None, opt.new(_CHAINS_HELP, "--chains", default="100", min=2)] = None,
+    temperatures: Annotated[int | None, opt.new(_TEMPERATURES_HELP, "--temperatures", default="1000", min=1)] = None,
     rows: opt.Rows = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
@@ -79,10 +86,19 @@ def likelihood(
 ) -> None:
     """Estimate the mean log-likelihood of samples in nats, with an uncertainty interval.
 
-    The interval combines estimates from forward and reverse annealed importance sampling.
+    The interval combines estimates from forward and reverse annealed importance sampling. The likelihood of a model
+    that was trained with `mvrbm mixture` is exact.
     """
+    model = opt.load_model(model_folder, device, "score_samples", seed)
+    samples = opt.read(source, data_dir, rows)
+    if _is_exact(model):
+        opt.check_absent("has no effect because the likelihood is exact", chains=chains, temperatures=temperatures)
+        mean = model.score(samples)
+        opt.show({"mean": mean}, as_json, f"{mean:.4f} nats per sample (exact)")
+        return
     model = opt.load_model(model_folder, device, "log_likelihood", seed)
-    found = model.log_likelihood(opt.read(source, data_dir, rows), n_chains=chains, n_steps=temperatures)
+    given = {"n_chains": chains, "n_steps": temperatures}
+    found = model.log_likelihood(samples, **{name: value for name, value in given.items() if value is not None})
     result = {name: getattr(found, name) for name in _LIKELIHOOD_FIELDS}
     opt.show(result, as_json, str(found))
 
@@ -111,7 +127,9 @@ def sample(
     model_folder: opt.ModelFolder,
     out: opt.ImagesOut,
     n: Annotated[int, typer.Option("-n", "--number", min=1, help="Number of samples to draw.")] = 100,
-    steps: Annotated[int, typer.Option(min=1, help="Number of Gibbs steps per chain.")] = 1000,
+    steps: Annotated[
+        int | None, opt.new("Number of Gibbs steps per chain.", "--steps", default=str(_STEPS), min=1)
+    ] = None,
     label: Annotated[str | None, opt.new(_LABEL_HELP)] = None,
     means: Annotated[bool | None, opt.new(_MEANS_HELP, "--means/--draws", default=_MEANS_DEFAULT)] = None,
     start: Annotated[Start | None, opt.new(_START_HELP, default=_START_DEFAULT)] = None,
@@ -123,12 +141,22 @@ def sample(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Draw samples from a model by Gibbs sampling."""
+    """Draw samples from a model by Gibbs sampling.
+
+    A model that was trained with `mvrbm mixture` is sampled exactly, without Gibbs steps.
+    """
     if data is not None:
         opt.check_conflicts("--data", "the samples in --data are the initial states", start=start, label=label)
     opt.check_out(out, force)
     opt.check_columns(columns, out)
     model = opt.load_model(model_folder, device, "sample", seed)
+    if _is_exact(model):
+        reason = "has no effect because the draws are exact"
+        opt.check_absent(reason, steps=steps, label=label, means=means, start=start, data=data)
+        drawn, _ = model.sample(n)
+        opt.write_samples(out, drawn, model.visible_shape_, force, as_json, {"values": "draws"}, "draws", columns)
+        return
+    steps = _STEPS if steps is None else steps
     labeled = hasattr(model, "classes_")
     if label is not None and not labeled:
         raise ValueError(f"--label {label} requires a model trained with --labels, but {model_folder} has no labels")

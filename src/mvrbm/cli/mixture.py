@@ -1,0 +1,98 @@
+"""The ``mvrbm mixture`` command, which fits a density of real-valued arrays and saves it."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from mvrbm.cli import options as opt
+from mvrbm.interrupt import INTERRUPTS
+
+_COMPONENTS_HELP = "Number of components, or auto to choose it by the likelihood of samples that are held out."
+_CONTRASTS_HELP = "Number of contrasts per component."
+_GATE_HELP = "Let each coefficient be a mixture of three Gaussians, or a single Gaussian."
+_LEVEL_HELP = "Model the mean over the entries of a sample separately. This suits images and signals with an offset."
+_SHAPE_HELP = "Shape of a sample, if the input contains rows of features."
+_EPOCHS_DEFAULT = "15 to 200, fewer for more samples"
+
+
+def _parse_components(value: str | int) -> str | int:
+    """Parse a number of components, or ``auto``."""
+    text = str(value)
+    if text == "auto":
+        return text
+    if not text.isdecimal() or not int(text):
+        raise typer.BadParameter(f"expected a positive number or auto, got {text!r}")
+    return int(text)
+
+
+_COMPONENTS = typer.Option(help=_COMPONENTS_HELP, parser=_parse_components, metavar="N|auto")
+
+
+def mixture(
+    source: opt.Input,
+    out: opt.ModelOut,
+    components: Annotated[str, _COMPONENTS] = "8",
+    contrasts: Annotated[int, typer.Option(min=1, help=_CONTRASTS_HELP)] = 4,
+    gate: Annotated[bool, typer.Option("--gate/--no-gate", help=_GATE_HELP)] = True,
+    level: Annotated[bool, opt.new(_LEVEL_HELP, "--level")] = False,
+    shape: Annotated[opt.Shape | None, opt.new(_SHAPE_HELP, "--shape", **opt.SHAPE)] = None,
+    epochs: Annotated[int | None, opt.new("Number of epochs.", "--epochs", default=_EPOCHS_DEFAULT, min=1)] = None,
+    rows: opt.Rows = None,
+    seed: opt.Seed = 0,
+    device: opt.Where = opt.Device.AUTO,
+    data_dir: opt.DataDir = None,
+    force: opt.Force = False,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Fit a density to real-valued samples, with exact likelihoods, and save it to a folder.
+
+    NaN entries are missing. Use the commands likelihood, score, sample, inpaint and transform with the saved model.
+    After Ctrl-C or SIGTERM, the model is saved as far as it was trained.
+    """
+    opt.check_model_out(out, force)
+    from mvrbm import MatrixMixture
+
+    samples = opt.read(source, data_dir, rows)
+    model = MatrixMixture(
+        components,
+        n_contrasts=contrasts,
+        gate=gate,
+        level=level,
+        visible_shape=shape,
+        n_epochs=epochs,
+        random_state=seed,
+        device=device,
+        verbose=not quiet,
+    )
+    began = time.perf_counter()
+    interrupt = None
+    try:
+        model.fit(samples)
+    except INTERRUPTS as error:
+        if not getattr(model, "interrupted_", False):
+            raise  # a second Ctrl-C stops training immediately, without saving
+        interrupt = error
+    seconds = time.perf_counter() - began
+    result = {
+        "model": str(model.save(out, overwrite=True)),
+        "log_likelihood": model.score(samples),
+        "components": model.n_components_,
+        "parameters": model.n_parameters_,
+        "epochs": len(model.history_),
+        "seconds": round(seconds, 3),
+        "interrupted": model.interrupted_,
+    }
+    rows_shown = [
+        ("model", result["model"]),
+        ("mean log-likelihood of the training samples", f"{result['log_likelihood']:.4f} nats"),
+        ("components", result["components"]),
+        ("parameters", f"{result['parameters']:,}"),
+        ("epochs", f"{result['epochs']} in {seconds:.1f} s"),
+    ]
+    opt.show(result, as_json, opt.table(rows_shown))
+    if interrupt is not None:
+        raise opt.Interrupted(
+            f"interrupted after {result['epochs']} epochs; {out} contains the model so far", interrupt
+        )
