@@ -33,6 +33,8 @@ _DEAD = 0.02
 # Number of times that each row of a whitening is updated in one step, and the ridge that keeps its curvature regular.
 _SWEEPS = 2
 _RIDGE = 1e-6
+# Variance in each direction that is added to the covariances of pseudo-samples, relative to the mean variance.
+_PRIOR_RIDGE = 1e-3
 # Standard deviation of the log-precisions among the initial components, and between a dead component that is revived
 # and the component that it copies.
 _START_NOISE = 0.5
@@ -66,12 +68,16 @@ class Statistics:
 
 
 @torch.no_grad()
-def expectation(unit: WhitenedMixture, rotated: Tensor, weights: Tensor) -> Statistics:
-    """Compute the statistics of samples, given their cosine coefficients (n, N) and weights (n,) with sum 1."""
+def expectation(unit: WhitenedMixture, rotated: Tensor, weights: Tensor, *, exact: bool = True) -> Statistics:
+    """Compute the statistics of samples, given their cosine coefficients (n, N) and weights (n,) with sum 1.
+
+    If `exact` is False, only the likely components of each sample are considered.
+    """
     K, C = unit.n_components, unit.n_contrasts
     log_variances = unit.log_variances()  # (K, C, G)
     G, J = log_variances.shape[2], unit.n_coefficients
-    candidates = min(K, _MOST_CANDIDATES) if unit.gate else K
+    candidates = K if exact or not unit.gate else min(K, _MOST_CANDIDATES)
+    smallest = 0.0 if exact else _SMALLEST_SHARE
     size = max(1, _CHUNK[rotated.device.type] // (K * J + candidates * C * G * J))
     law = _Law(unit)
     like = rotated.new_zeros(())
@@ -86,7 +92,7 @@ def expectation(unit: WhitenedMixture, rotated: Tensor, weights: Tensor) -> Stat
     )
     kept = []
     for u, weight in zip(rotated.split(size), weights.split(size), strict=True):
-        kept.append(law.add(found, u, weight, candidates))
+        kept.append(law.add(found, u, weight, candidates, smallest))
     k, z, q = (torch.cat(parts) for parts in zip(*kept, strict=True))
     if unit.whiten:
         found.curvature = _curvatures(unit, k, z, q)
@@ -113,10 +119,12 @@ class _Law:
         self.rough_inverses = torch.exp(-mean)
         self.rough = own - 0.5 * unit.n_coefficients * mean
 
-    def add(self, found: Statistics, u: Tensor, weight: Tensor, candidates: int) -> tuple[Tensor, Tensor, Tensor]:
+    def add(
+        self, found: Statistics, u: Tensor, weight: Tensor, candidates: int, smallest: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Add the statistics of one chunk, and return component, coefficients and precisions of the likely pairs.
 
-        A pair is a sample and one of its components.
+        A pair is a sample and one of its components, with a probability above `smallest`.
         """
         unit = self.unit
         every = unit.coefficients(u)[..., int(unit.level) :]  # (K, n, coefficients)
@@ -138,7 +146,7 @@ class _Law:
         found.log_likelihood += weight @ (total + unit.outer_log_density(u))
         share = torch.exp(joint - total[:, None, None])  # (n, L, C)
         # From here on, only pairs with a noticeable share.
-        at, which = torch.nonzero(share.sum(2) > _SMALLEST_SHARE, as_tuple=True)
+        at, which = torch.nonzero(share.sum(2) > smallest, as_tuple=True)
         share, k, z = share[at, which] * weight[at, None], k[at, which], z[at, which]
         first = (share[..., None] / sums[at, which])[:, :, None]  # (P, C, 1, coefficients)
         gates = torch.cat([first, ratios[at, which] * first], 2)  # (P, C, G, coefficients)
@@ -171,8 +179,65 @@ def _curvatures(unit: WhitenedMixture, k: Tensor, z: Tensor, q: Tensor) -> list[
     return found
 
 
+@dataclass(frozen=True)
+class Prior:
+    r"""Pseudo-samples that each component has in addition to the data.
+
+    Their distribution is a Gaussian with a separable covariance, that of the data along each mode, in the scale of the
+    component. The log-prior of a component is
+
+    .. math:: \nu \Bigl\{\log|\det A| + \tfrac12 \sum_j \log d_j
+              - \tfrac J2 \log\Bigl(\tfrac1J \sum_j d_j c_j\Bigr)
+              - \tfrac J2 \sum_c l_c - \tfrac{JC}2 \log\Bigl(\tfrac1C \sum_c e^{-l_c}\Bigr)\Bigr\},
+
+    where `d` are the precisions, `c` the variances of the coefficients in the data, and `l` the log-contrasts. It does
+    not depend on the scale of the component.
+    """
+
+    weight: float  # number of pseudo-samples per component, as a share of the total weight of the samples
+    covariances: list[Tensor]  # (I_d, I_d) per mode, of cosine coefficients
+
+    @classmethod
+    def of(cls, unit: WhitenedMixture, rotated: Tensor, weights: Tensor, weight: float) -> Prior:
+        """Build the prior from cosine coefficients (n, N), with the level removed, and their weights (n,)."""
+        first = int(unit.level)
+        centered = rotated - weights @ rotated
+        centered[:, :first] = 0
+        arrays = centered.reshape(-1, *unit.shape) * weights.reshape(-1, *[1] * len(unit.shape)).sqrt()
+        covariances = []
+        for d, size in enumerate(unit.shape):
+            rows = arrays.movedim(d + 1, 0).flatten(1)  # (I_d, m)
+            covariance = rows @ rows.T / (rows.shape[1] // len(rotated))
+            covariance = covariance / covariance.diagonal().mean().clamp(min=torch.finfo(rows.dtype).tiny)
+            covariances.append(covariance + _PRIOR_RIDGE * torch.eye(size).to(rows))
+        return cls(weight, covariances)
+
+    def moments(self, unit: WhitenedMixture) -> tuple[Tensor, list[Tensor]]:
+        """Return the variances of the pseudo-samples' coefficients, and their covariances along each mode.
+
+        The variances have shape (K, coefficients), and the covariances (K, I_d, I_d) are in whitened coordinates.
+        """
+        inner = [a @ c @ a.mT for a, c in zip(unit.whitenings(), self.covariances, strict=True)]
+        inner = [each.expand(unit.n_components, -1, -1) for each in inner]
+        variances = unit.logits.new_ones(unit.n_components, 1)
+        for each in inner:
+            variances = (variances[:, :, None] * each.diagonal(dim1=1, dim2=2)[:, None]).flatten(1)
+        return variances[:, int(unit.level) :], inner
+
+    def log_density(self, unit: WhitenedMixture) -> float:
+        """Return the log-prior of a mixture."""
+        if not self.weight:
+            return 0.0
+        J = unit.n_coefficients
+        scale = (self.moments(unit)[0] * torch.exp(unit.log_precision)).mean(1).log()
+        widest = torch.exp(-unit.log_contrast).mean(1).log()
+        logs = unit.log_determinant() + 0.5 * unit.log_precision.sum(1) - 0.5 * J * scale
+        logs -= 0.5 * J * (unit.log_contrast.sum(1) + unit.n_contrasts * widest)
+        return self.weight * float(logs.sum())
+
+
 @torch.no_grad()
-def maximization(unit: WhitenedMixture, found: Statistics, block: int | None = None) -> None:
+def maximization(unit: WhitenedMixture, found: Statistics, prior: Prior, block: int | None = None) -> None:
     """Update the parameters from the statistics, and the statistics where new coordinates change them.
 
     If `block` is given, only one block of parameters is updated, which never lowers the likelihood: contrasts, gates
@@ -181,14 +246,14 @@ def maximization(unit: WhitenedMixture, found: Statistics, block: int | None = N
     """
     order = len(unit.shape)
     if block in (None, 0):
-        _update_variances(unit, found)
+        _update_variances(unit, found, prior)
     if block in (None, order + 1) and unit.means == "own":
         step = found.pull / found.precision.clamp(min=torch.finfo(found.pull.dtype).tiny)  # (K, coefficients)
         unit.offset.add_(unit.synthesize(step[:, None])[:, 0, int(unit.level) :])
         found.pull.zero_()
     for d in range(order):
         if block in (None, d + 1) and getattr(unit, f"whitening_{d}", None) is not None:
-            _update_whitening(unit, found, d, keep_scale=block is None)
+            _update_whitening(unit, found, prior, d, keep_scale=block is None)
 
 
 def n_blocks(unit: WhitenedMixture) -> int:
@@ -196,7 +261,7 @@ def n_blocks(unit: WhitenedMixture) -> int:
     return len(unit.shape) + 2
 
 
-def _update_variances(unit: WhitenedMixture, found: Statistics) -> None:
+def _update_variances(unit: WhitenedMixture, found: Statistics, prior: Prior) -> None:
     """Update weights, contrasts, gates and precisions.
 
     The variance of a coefficient is a product of three factors. Each of them is updated in turn given the others.
@@ -209,6 +274,8 @@ def _update_variances(unit: WhitenedMixture, found: Statistics) -> None:
     log_contrast, log_precision = unit.log_contrast.clone(), unit.log_precision.clone()
     log_width = unit.log_width.clone() if unit.gate else log_contrast.new_zeros(unit.n_components, 1)
     floor = SMALLEST_VARIANCE * _squared_norms(unit)  # (K, coefficients)
+    variances_before, _ = prior.moments(unit)  # (K, coefficients)
+    J, extra = unit.n_coefficients, prior.weight
 
     def ratio(squares: Tensor, counts: Tensor, before: Tensor) -> Tensor:
         """Return the logarithm of a variance, or its former value where nothing was counted."""
@@ -217,14 +284,19 @@ def _update_variances(unit: WhitenedMixture, found: Statistics) -> None:
 
     for _ in range(_ROUNDS):
         weighted = torch.einsum("kcgj,kj->kcg", found.squares, torch.exp(log_precision))
-        log_contrast = ratio((weighted * torch.exp(-log_width)[:, None]).sum(2), found.gates.sum(2), log_contrast)
+        squares = (weighted * torch.exp(-log_width)[:, None]).sum(2)  # (K, C)
+        squares = squares + extra * J / torch.exp(-log_contrast).mean(1, keepdim=True)
+        log_contrast = ratio(squares, found.gates.sum(2) + extra * J, log_contrast)
         log_contrast = _centered(log_contrast, found.share)
         if unit.gate:
             log_width = ratio((weighted * torch.exp(-log_contrast)[:, :, None]).sum(1), found.gates.sum(1), log_width)
             log_width = _centered(log_width, found.gates.sum(1))
         scales = torch.exp(-log_contrast[:, :, None] - log_width[:, None])
-        variances = torch.einsum("kcgj,kcg->kj", found.squares, scales)
-        log_precision = -ratio(torch.maximum(variances, share[:, None] * floor), share[:, None], -log_precision)
+        squares = torch.einsum("kcgj,kcg->kj", found.squares, scales)
+        scale = (variances_before * torch.exp(log_precision)).mean(1, keepdim=True)
+        squares = squares + extra * variances_before / scale
+        counts = share[:, None] + extra
+        log_precision = -ratio(torch.maximum(squares, counts * floor), counts, -log_precision)
     widest_first = log_width.argsort(1, descending=True)
     unit.log_contrast.copy_(log_contrast)
     unit.log_precision.copy_(log_precision)
@@ -248,7 +320,7 @@ def _squared_norms(unit: WhitenedMixture) -> Tensor:
     return total[:, int(unit.level) :].expand(unit.n_components, -1)
 
 
-def _update_whitening(unit: WhitenedMixture, found: Statistics, d: int, *, keep_scale: bool) -> None:
+def _update_whitening(unit: WhitenedMixture, found: Statistics, prior: Prior, d: int, *, keep_scale: bool) -> None:
     """Update the rows of one mode's whitening in turn: each maximizes the likelihood given the others.
 
     In the coordinates of the current coefficients, row e_i of the change E maximizes
@@ -257,7 +329,9 @@ def _update_whitening(unit: WhitenedMixture, found: Statistics, d: int, *, keep_
     """
     own = getattr(unit, f"whitening_{d}")  # (K, J, J)
     curvature, J = found.curvature[d], own.shape[1]
-    m = found.share.sum(1) * (math.prod(unit.shape) // unit.shape[d])  # (K,)
+    m = (found.share.sum(1) + prior.weight) * (math.prod(unit.shape) // unit.shape[d])  # (K,)
+    if prior.weight:
+        curvature = curvature + prior.weight * _pseudo_curvature(unit, prior, d)
     trace = curvature.diagonal(dim1=2, dim2=3).mean(2)[:, :, None, None]
     eye = torch.eye(J, dtype=own.dtype, device=own.device)
     curvature = curvature + _RIDGE * trace * eye
@@ -273,6 +347,28 @@ def _update_whitening(unit: WhitenedMixture, found: Statistics, d: int, *, keep_
     change[~usable] = eye
     own.copy_(change @ own)
     found.curvature[d] = torch.einsum("kab,kibc,kdc->kiad", change, found.curvature[d], change)
+
+
+def _normalize(unit: WhitenedMixture) -> None:
+    """Scale the rows of each whitening to unit length, and the precisions so that the density stays the same."""
+    norms = _squared_norms(unit)
+    unit.log_precision.add_(norms.log())
+    for d in range(len(unit.shape)):
+        if (own := getattr(unit, f"whitening_{d}", None)) is not None:
+            own.div_(torch.linalg.vector_norm(own, dim=2, keepdim=True))
+
+
+def _pseudo_curvature(unit: WhitenedMixture, prior: Prior, d: int) -> Tensor:
+    """Return the sums of precision times z z' over the coefficients of each row, of one pseudo-sample: (K, J, J, J)."""
+    first = int(unit.level)
+    variances, inner = prior.moments(unit)
+    each = torch.exp(unit.log_precision) * variances
+    each = each / each.mean(1, keepdim=True)
+    arrays = torch.nn.functional.pad(each, (first, 0)).reshape(-1, *unit.shape)
+    of_rows = arrays.movedim(d + 1, 1).reshape(len(arrays), unit.shape[d], -1).sum(2)[:, first:]  # (K, J)
+    along = inner[d][:, first:, first:]
+    of_rows = of_rows / along.diagonal(dim1=1, dim2=2)
+    return of_rows[:, :, None, None] * along[:, None]
 
 
 def revive(unit: WhitenedMixture, found: Statistics, rng: RandomSource) -> int:
@@ -320,8 +416,7 @@ def start(unit: WhitenedMixture, rotated: Tensor, weights: Tensor, rng: RandomSo
     for d in range(len(unit.shape)):
         if (own := getattr(unit, f"whitening_{d}", None)) is not None:
             rows = (arrays * weights.reshape(-1, *[1] * len(unit.shape)).sqrt()).movedim(d + 1, 0).flatten(1)[first:]
-            axes = torch.linalg.eigh(rows @ rows.T).eigenvectors.T  # (J, J)
-            own.copy_(axes.expand(own.shape))
+            own.copy_(_principal_axes(rows @ rows.T).expand(own.shape))
     if unit.means == "own":
         centers, rotated_centers = _clusters(deviation, weights, unit.n_components, rng)
         unit.offset.copy_((mean + rotated_centers)[:, first:])
@@ -335,6 +430,19 @@ def start(unit: WhitenedMixture, rotated: Tensor, weights: Tensor, rng: RandomSo
     spread = (weights @ (energy - middle) ** 2).sqrt()
     quantiles = (torch.arange(unit.n_contrasts, device=z.device) + 0.5) / unit.n_contrasts
     unit.log_contrast.copy_(middle + spread * torch.special.ndtri(quantiles).to(spread))
+
+
+def _principal_axes(covariance: Tensor) -> Tensor:
+    """Return the eigenvectors of a covariance as rows: (J, J) -> (J, J).
+
+    Directions without variance are ordered by a small ridge, and the largest entry of each row is positive. The result
+    is thus the same for covariances that are equal except for rounding.
+    """
+    size = len(covariance)
+    ridge = _PRIOR_RIDGE * covariance.diagonal().mean() * torch.linspace(1, 2, size).to(covariance)
+    axes = torch.linalg.eigh(covariance + torch.diag(ridge)).eigenvectors.T
+    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
+    return axes * torch.sign(largest)
 
 
 def _axes(unit: WhitenedMixture, rotated: Tensor) -> Tensor:
@@ -374,12 +482,16 @@ class Fitting:
         Weights of the samples, of shape (n,), with sum 1.
     batch_size : int
         Number of samples per update, except in the last two epochs.
+    prior : Prior
+        Pseudo-samples.
     rng : RandomSource
         Source of random numbers.
     """
 
-    def __init__(self, unit: WhitenedMixture, weights: Tensor, batch_size: int, rng: RandomSource) -> None:
-        self.unit, self.weights, self.rng = unit, weights, rng
+    def __init__(
+        self, unit: WhitenedMixture, weights: Tensor, batch_size: int, prior: Prior, rng: RandomSource
+    ) -> None:
+        self.unit, self.weights, self.prior, self.rng = unit, weights, prior, rng
         self.batch_size = batch_size
         self.history: list[float] = []  # mean log-likelihood per epoch, of the parameters before each update
         self.n_updates = 0
@@ -397,42 +509,45 @@ class Fitting:
             part = weights.sum()
             if should_stop() or not part > 0:
                 continue
-            found = expectation(self.unit, rotated[rows], weights / part)
+            found = expectation(self.unit, rotated[rows], weights / part, exact=False)
             total += float(part * found.log_likelihood)
             self.n_updates += 1
             if self._average is None:
                 self._average = found
             else:
                 self._average.average(found, max((1 + self.n_updates) ** -_DECAY, self.batch_size / n))
-            maximization(self.unit, self._average)
+            maximization(self.unit, self._average, self.prior)
         if self._average is not None:
             revive(self.unit, self._average, self.rng)
         self.history.append(total)
 
     def full_epoch(self, rotated: Tensor, *, update: bool = True, may_revive: bool = False) -> None:
-        """Update the parameters once, from all samples. The likelihood never decreases, except to revive components.
+        """Update the parameters once, from all samples. The objective never decreases, except to revive components.
+
+        The objective is the mean log-likelihood plus the log-prior.
 
         All blocks of parameters are updated at once. If this lowered the likelihood in the previous epoch, it is
         undone, and the blocks are updated one per epoch for a while. If `update` is False, the parameters are only
         compared with those before the previous update.
         """
-        found = expectation(self.unit, rotated, self.weights)
-        reached = float(found.log_likelihood)
-        if self._former is not None and reached < self._former[0] and not self._careful:
+        _normalize(self.unit)
+        found = expectation(self.unit, rotated, self.weights, exact=len(rotated) <= self.batch_size)
+        reached = float(found.log_likelihood) + self.prior.log_density(self.unit)
+        if self._former is not None and reached < self._former[0]:
             reached, values, found = self._former
             self.unit.load_state_dict(values)
             self._careful = n_blocks(self.unit)
-        self.history.append(reached)
+        self.history.append(float(found.log_likelihood))
         if not update:
             return
         values = {name: value.clone() for name, value in self.unit.state_dict().items()}
         self._former = reached, values, copy.deepcopy(found)
         if self._careful:
             self._careful -= 1
-            maximization(self.unit, found, self._block)
+            maximization(self.unit, found, self.prior, self._block)
             self._block = (self._block + 1) % n_blocks(self.unit)
         else:
-            maximization(self.unit, found)
+            maximization(self.unit, found, self.prior)
         if may_revive and revive(self.unit, found, self.rng):
             self._former = None
 

@@ -23,7 +23,7 @@ from mvrbm.estimators.base import check_finite, to_array
 from mvrbm.estimators.batches import Array, model_dtype
 from mvrbm.estimators.inputs import VISIBLE, ArrayInput
 from mvrbm.estimators.mixture.conditional import Conditional, in_chunks, pick
-from mvrbm.estimators.mixture.em import Fitting, start
+from mvrbm.estimators.mixture.em import Fitting, Prior, start
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import SavedEstimator, restore_names
 from mvrbm.estimators.undo import undo_on_error
@@ -87,6 +87,9 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     batch_size : int, default=4000
         Number of samples per update. If there are no more samples than this, the likelihood of the training data never
         decreases from epoch to epoch.
+    shrinkage : float, default=1.0
+        Number of pseudo-samples per component. They have the covariances of the data along each axis, in the scale of
+        the component, and keep components of few samples regular. If it is 0, `fit` maximizes the likelihood.
     tol : float, default=0.001
         Training stops if an epoch improves the mean log-likelihood by less than this.
     warm_start : bool, default=False
@@ -134,6 +137,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     visible_shape: Any = None
     n_epochs: int | None = None
     batch_size: int = 4000
+    shrinkage: float = 1.0
     tol: float = 1e-3
     warm_start: bool = False
     random_state: Any = None
@@ -194,12 +198,12 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
             if continues:
                 self._check_unit(data.shape[1:])
             elif n_components == "auto":
-                n_components = self._choose(x, w, rng.split(1)[0], stop)
+                n_components = self._choose(x, w, float(weights.sum()), rng.split(1)[0], stop)
             if not continues:
                 self.unit_ = self._new_unit(x, w, int(n_components), rng.split(1)[0])
                 self.history_: list[float] = []
             self.n_components_ = self.unit_.n_components
-            self._train(self.unit_, x, w, rng.split(1)[0], stop)
+            self._train(self.unit_, x, w, float(weights.sum()), rng.split(1)[0], stop)
         self.interrupted_ = stop.error is not None
         return stop.error
 
@@ -236,8 +240,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         start(unit, unit.rotate(torch.where(torch.isnan(x), mean, x)), w, rng)
         return unit
 
-    def _train(self, unit: WhitenedMixture, x: Tensor, w: Tensor, rng: RandomSource, stop: _Stop) -> None:
-        """Train a mixture on weighted samples, which may contain NaN."""
+    def _train(self, unit: WhitenedMixture, x: Tensor, w: Tensor, total: float, rng: RandomSource, stop: _Stop) -> None:
+        """Train a mixture on samples, which may contain NaN, with weights `w` of sum 1 that had the sum `total`."""
         n = len(x)
         epochs = min(max(_VISITS // n, _FEWEST_EPOCHS), _MOST_EPOCHS)
         epochs = epochs if self.n_epochs is None else whole_number(self.n_epochs, "n_epochs")
@@ -245,7 +249,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         tol = number(self.tol, "tol")
         missing = _Missing(unit, x, rng) if bool(torch.isnan(x).any()) else None
         rotated = unit.rotate(x) if missing is None else missing.rotated()
-        fitting = Fitting(unit, w, batch_size, rng)
+        prior = Prior.of(unit, rotated, w, number(self.shrinkage, "shrinkage") / total)
+        fitting = Fitting(unit, w, batch_size, prior, rng)
         self.converged_ = False
         bar = tqdm(total=epochs, unit="epoch", disable=not self.verbose)
         last = epochs - 1
@@ -273,7 +278,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         self.history_ = [*self.history_, *fitting.history]
         unit.check_parameters(VISIBLE)
 
-    def _choose(self, x: Tensor, w: Tensor, rng: RandomSource, stop: _Stop) -> int:
+    def _choose(self, x: Tensor, w: Tensor, total: float, rng: RandomSource, stop: _Stop) -> int:
         """Return the number of components with the highest likelihood of samples that are held out."""
         order = rng.permutation(len(x), x.device)
         complete = order[~torch.isnan(x[order]).flatten(1).any(1)]
@@ -288,7 +293,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
             part = w[rest] / w[rest].sum()
             unit = self._new_unit(x[rest], part, count, rng)
             self.history_ = []
-            self._train(unit, x[rest], part, rng, stop)
+            self._train(unit, x[rest], part, total * float(w[rest].sum()), rng, stop)
             logs = torch.logsumexp(in_chunks(unit, unit.joint_log_density, unit.rotate(x[held])).flatten(1), 1)
             self.validation_scores_[count] = float((w[held] / w[held].sum()) @ logs)
             if not self.validation_scores_[count] > best:
