@@ -28,6 +28,8 @@ _SMALLEST_SHARE = 1e-3
 _LARGEST_REACH = 8.0
 # Number of rounds in which contrasts, widths and precisions are updated in turn.
 _ROUNDS = 3
+# Components with fewer samples, relative to the pseudo-samples, keep their parameters.
+_SMALLEST_COUNT = 1e-3
 # A component is dead if its share of the samples is smaller than this fraction of the average.
 _DEAD = 0.02
 # Number of times that each row of a whitening is updated in one step, and the ridge that keeps its curvature regular.
@@ -297,11 +299,12 @@ def _update_variances(unit: WhitenedMixture, found: Statistics, prior: Prior) ->
         squares = squares + extra * variances_before / scale
         counts = share[:, None] + extra
         log_precision = -ratio(torch.maximum(squares, counts * floor), counts, -log_precision)
-    widest_first = log_width.argsort(1, descending=True)
-    unit.log_contrast.copy_(log_contrast)
-    unit.log_precision.copy_(log_precision)
+    widest_first = log_width.argsort(stable=True, dim=1, descending=True)
+    alive = (share > _SMALLEST_COUNT * extra)[:, None]  # the scale of other components is arbitrary
+    unit.log_contrast.copy_(torch.where(alive, log_contrast, unit.log_contrast))
+    unit.log_precision.copy_(torch.where(alive, log_precision, unit.log_precision))
     if unit.gate:
-        unit.log_width.copy_(log_width.gather(1, widest_first))
+        unit.log_width.copy_(torch.where(alive, log_width, unit.log_width).gather(1, widest_first))
         unit.gate_logits.copy_(unit.gate_logits.gather(1, widest_first))
 
 
@@ -380,7 +383,8 @@ def revive(unit: WhitenedMixture, found: Statistics, rng: RandomSource) -> int:
     dead = torch.nonzero(share < _DEAD * share.mean())[:, 0]
     if not len(dead):
         return 0
-    source = share.argsort(descending=True)[: len(dead)]
+    rounded = (share / share.mean()).mul_(1e4).round()  # so that rounding errors do not decide between equal shares
+    source = rounded.argsort(stable=True, descending=True)[: len(dead)]
     with torch.no_grad():
         for name, parameter in unit.named_parameters():
             if len(parameter) == unit.n_components and parameter.requires_grad and name not in ("bias", "center"):
@@ -442,7 +446,8 @@ def _principal_axes(covariance: Tensor) -> Tensor:
     ridge = _PRIOR_RIDGE * covariance.diagonal().mean() * torch.linspace(1, 2, size).to(covariance)
     axes = torch.linalg.eigh(covariance + torch.diag(ridge)).eigenvectors.T
     largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
-    return axes * torch.sign(largest)
+    signed: Tensor = axes * torch.sign(largest)
+    return signed
 
 
 def _axes(unit: WhitenedMixture, rotated: Tensor) -> Tensor:
