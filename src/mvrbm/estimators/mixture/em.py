@@ -28,6 +28,8 @@ _SMALLEST_SHARE = 1e-3
 _LARGEST_REACH = 8.0
 # Number of rounds in which contrasts, widths and precisions are updated in turn.
 _ROUNDS = 3
+# Components with fewer samples, relative to the pseudo-samples, keep their parameters.
+_SMALLEST_COUNT = 1e-3
 # A component is dead if its share of the samples is smaller than this fraction of the average.
 _DEAD = 0.02
 # Number of times that each row of a whitening is updated in one step, and the ridge that keeps its curvature regular.
@@ -35,6 +37,8 @@ _SWEEPS = 2
 _RIDGE = 1e-6
 # Variance in each direction that is added to the covariances of pseudo-samples, relative to the mean variance.
 _PRIOR_RIDGE = 1e-3
+# Parameters that all components share.
+_SHARED_PARAMETERS = {"bias", "center", "log_scale", "level_log_variance"}
 # Standard deviation of the log-precisions among the initial components, and between a dead component that is revived
 # and the component that it copies.
 _START_NOISE = 0.5
@@ -165,18 +169,38 @@ def _curvatures(unit: WhitenedMixture, k: Tensor, z: Tensor, q: Tensor) -> list[
 
     `k` has shape (P,), and the coefficients `z` and their precisions `q` have shape (P, coefficients).
     """
-    first, shape = int(unit.level), unit.shape
-    order = torch.argsort(k)
-    counts = torch.bincount(k, minlength=unit.n_components).tolist()
-    z, q = (torch.nn.functional.pad(part[order], (first, 0)).reshape(-1, *shape) for part in (z, q))
-    found = [z.new_zeros(unit.n_components, *[size - first] * 3) for size in shape]
-    for component, (of_z, of_q) in enumerate(zip(z.split(counts), q.split(counts), strict=True)):
-        for d in range(len(shape)):
-            a = of_z.movedim(d + 1, 0)[first:].flatten(1)  # (J, m): a row for each index of the mode
-            weight = of_q.movedim(d + 1, 0)[first:].flatten(1)
-            outer = (a[:, None] * a[None]).flatten(0, 1)  # (J J, m)
-            found[d][component] = (weight @ outer.T).reshape(found[d].shape[1:])
+    first, shape, K = int(unit.level), unit.shape, unit.n_components
+    z, q = (torch.nn.functional.pad(part, (first, 0)) for part in (z, q))  # (P, N)
+    rows, owner = _segments(k, K)  # (S, width), (S,)
+    padding = (rows >= 0)[:, :, None]
+    found = [z.new_zeros(K, *[size - first] * 3) for size in shape]
+    largest = max(size - first for size in shape)
+    step = max(1, _CHUNK[z.device.type] // (rows.shape[1] * z.shape[1] * max(1, largest)))
+    for some, of_some, present in zip(rows.split(step), owner.split(step), padding.split(step), strict=True):
+        of_z = z[some].reshape(*some.shape, *shape)
+        of_q = (q[some] * present).reshape(of_z.shape)
+        for d, total in enumerate(found):
+            a = of_z.movedim(d + 2, 1)[:, first:].flatten(2)  # (S, J, m): a row for each index of the mode
+            weight = of_q.movedim(d + 2, 1)[:, first:].flatten(2)
+            outer = (a[:, :, None] * a[:, None]).flatten(1, 2)  # (S, J J, m)
+            total.index_add_(0, of_some, (weight @ outer.mT).reshape(-1, *total.shape[1:]))
     return found
+
+
+def _segments(k: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Group the indices of equal values of `k` into segments of equal width.
+
+    Return the indices, of shape (segments, width), where -1 is padding, and the value of each segment.
+    """
+    order = torch.argsort(k, stable=True)
+    counts = torch.bincount(k, minlength=count)
+    width = max(1, -(-2 * len(k) // (3 * max(1, int((counts > 0).sum())))))  # most values need one or two segments
+    n_segments = -(-counts // width)  # (K,)
+    owner = torch.repeat_interleave(torch.arange(count, device=k.device), n_segments)
+    number = torch.arange(len(owner), device=k.device) - (n_segments.cumsum(0) - n_segments)[owner]
+    place = number[:, None] * width + torch.arange(width, device=k.device)  # within the indices of the value
+    at = ((counts.cumsum(0) - counts)[owner][:, None] + place).clamp(max=max(0, len(k) - 1))
+    return torch.where(place < counts[owner][:, None], order[at], -1), owner
 
 
 @dataclass(frozen=True)
@@ -297,11 +321,12 @@ def _update_variances(unit: WhitenedMixture, found: Statistics, prior: Prior) ->
         squares = squares + extra * variances_before / scale
         counts = share[:, None] + extra
         log_precision = -ratio(torch.maximum(squares, counts * floor), counts, -log_precision)
-    widest_first = log_width.argsort(1, descending=True)
-    unit.log_contrast.copy_(log_contrast)
-    unit.log_precision.copy_(log_precision)
+    widest_first = log_width.argsort(stable=True, dim=1, descending=True)
+    alive = (share > _SMALLEST_COUNT * extra)[:, None]  # the scale of other components is arbitrary
+    unit.log_contrast.copy_(torch.where(alive, log_contrast, unit.log_contrast))
+    unit.log_precision.copy_(torch.where(alive, log_precision, unit.log_precision))
     if unit.gate:
-        unit.log_width.copy_(log_width.gather(1, widest_first))
+        unit.log_width.copy_(torch.where(alive, log_width, unit.log_width).gather(1, widest_first))
         unit.gate_logits.copy_(unit.gate_logits.gather(1, widest_first))
 
 
@@ -340,7 +365,7 @@ def _update_whitening(unit: WhitenedMixture, found: Statistics, prior: Prior, d:
     curvature[~usable] = eye
     for _ in range(_SWEEPS):
         for i in range(J):
-            row = torch.linalg.solve(change @ curvature[:, i], eye[i].expand(len(change), J))  # (K, J)
+            row = torch.linalg.solve_ex(change @ curvature[:, i], eye[i].expand(len(change), J))[0]  # (K, J)
             length = torch.einsum("ka,kab,kb->k", row, curvature[:, i], row)
             wanted = curvature[:, i, i, i] if keep_scale else m
             change[:, i] = row * (wanted / length).sqrt()[:, None]
@@ -380,10 +405,11 @@ def revive(unit: WhitenedMixture, found: Statistics, rng: RandomSource) -> int:
     dead = torch.nonzero(share < _DEAD * share.mean())[:, 0]
     if not len(dead):
         return 0
-    source = share.argsort(descending=True)[: len(dead)]
+    rounded = (share / share.mean()).mul_(1e4).round()  # so that rounding errors do not decide between equal shares
+    source = rounded.argsort(stable=True, descending=True)[: len(dead)]
     with torch.no_grad():
         for name, parameter in unit.named_parameters():
-            if len(parameter) == unit.n_components and parameter.requires_grad and name not in ("bias", "center"):
+            if name not in _SHARED_PARAMETERS:
                 parameter[dead] = parameter[source]
         noise = rng.normal((len(dead), unit.n_coefficients), unit.log_precision)
         unit.log_precision[dead] += _SPLIT_NOISE * noise
@@ -442,7 +468,8 @@ def _principal_axes(covariance: Tensor) -> Tensor:
     ridge = _PRIOR_RIDGE * covariance.diagonal().mean() * torch.linspace(1, 2, size).to(covariance)
     axes = torch.linalg.eigh(covariance + torch.diag(ridge)).eigenvectors.T
     largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
-    return axes * torch.sign(largest)
+    signed: Tensor = axes * torch.sign(largest)
+    return signed
 
 
 def _axes(unit: WhitenedMixture, rotated: Tensor) -> Tensor:

@@ -45,6 +45,8 @@ _SETTLED_EPOCHS = 5
 _HELD_OUT = 0.2
 _MOST_HELD_OUT = 20_000
 _MOST_COMPONENTS = 256
+# Smallest number of samples per component.
+_FEWEST_SAMPLES = 10
 
 
 @register("MatrixMixture")
@@ -65,8 +67,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     Parameters
     ----------
     n_components : int or "auto", default=8
-        Number of components. ``"auto"`` doubles the number for as long as this improves the likelihood of samples that
-        are held out, and then fits all samples.
+        Number of components, but at most one per 10 samples. ``"auto"`` doubles the number for as long as this improves
+        the likelihood of samples that are held out, and then fits all samples.
     n_contrasts : int, default=4
         Number of contrasts per component.
     gate : bool, default=True
@@ -192,26 +194,26 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         device, dtype = resolve_device(self.device), model_dtype({VISIBLE: data})
         x = torch.from_numpy(np.ascontiguousarray(data)).to(device=device, dtype=dtype)
         w = torch.from_numpy(weights / weights.sum()).to(device=device, dtype=dtype)
+        total = max(float(weights.sum()), float(len(weights)))  # weights below 1 on average do not mean fewer samples
         rng = RandomSource(seed_of(self.random_state))
         stop = _Stop()
         with stop.on_interrupt():
             if continues:
                 self._check_unit(data.shape[1:])
             elif n_components == "auto":
-                n_components = self._choose(x, w, float(weights.sum()), rng.split(1)[0], stop)
+                n_components = self._choose(x, w, total, rng.split(1)[0], stop)
             if not continues:
-                self.unit_ = self._new_unit(x, w, int(n_components), rng.split(1)[0])
+                most = max(1, int(total) // _FEWEST_SAMPLES)
+                self.unit_ = self._new_unit(x, w, min(int(n_components), most), rng.split(1)[0])
                 self.history_: list[float] = []
             self.n_components_ = self.unit_.n_components
-            self._train(self.unit_, x, w, float(weights.sum()), rng.split(1)[0], stop)
+            self._train(self.unit_, x, w, total, rng.split(1)[0], stop)
         self.interrupted_ = stop.error is not None
         return stop.error
 
     def _check_unit(self, shape: tuple[int, ...]) -> None:
         """Raise ValueError if the parameters of the estimator no longer describe the fitted mixture."""
         wanted = {name: getattr(self, name) for name in ("n_contrasts", "gate", "level", "means", "whiten")}
-        if self.n_components != "auto":
-            wanted["n_components"] = self.n_components
         config = self.unit_.config()
         for name, value in wanted.items():
             if config[name] != value:
@@ -269,7 +271,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
             bar.update()
             bar.set_postfix(score=f"{fitting.history[-1]:.4f}")
             recent = fitting.history[-2:]
-            if len(recent) == 2 and missing is None and recent[1] - recent[0] < tol and epoch < last:
+            slow = epoch >= _SETTLED_EPOCHS and missing is None and recent[-1] - recent[0] < tol
+            if slow and epoch < last:
                 if n <= batch_size or epoch > last - _FULL_EPOCHS:
                     self.converged_ = True
                     break
