@@ -19,6 +19,7 @@ _MODULES = {
     "learning": "studies.learning",
     "distributed": "studies.distributed",
     "hyperparameters": "studies.hyperparameters",
+    "densities": "studies.densities",
     "generative": "studies.generative.page",
     "applications": "studies.applications.page",
 }
