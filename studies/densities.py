@@ -1,7 +1,7 @@
 """Densities of real-valued arrays: `MatrixMixture` and tools of scikit-learn, by the likelihood of held-out samples.
 
-Each run fits one tool to one data set. Every tool chooses its settings by the likelihood of validation samples, and is
-then fitted to the training and validation samples together. Samples that resemble each other (neighboring pixels,
+Each run fits one tool to one data set. Every tool chooses its settings by the likelihood of validation samples (in four
+folds if there are few samples), and is then fitted to the training and validation samples together. Samples that resemble each other (neighboring pixels,
 frames of one film) are in the same part. Bytes are dequantized: uniform noise is added to them.
 """
 
@@ -46,6 +46,18 @@ class Parts:
     train: Array
     valid: Array
     test: Array
+
+
+# Sets with fewer samples are cross-validated.
+_FEW = 2000
+
+
+def _folds(parts: Parts) -> list[tuple[Array, Array]]:
+    """Return pairs of training and validation samples."""
+    if len(parts.train) >= _FEW:
+        return [(parts.train, parts.valid)]
+    pieces = np.array_split(np.concatenate([parts.train, parts.valid]), 4)
+    return [(np.concatenate(pieces[:i] + pieces[i + 1 :]), pieces[i]) for i in range(4)]
 
 
 def _in_order(samples: Array, *, groups: int = 20) -> Parts:
@@ -197,7 +209,7 @@ TOOLS: dict[str, Tool] = {
     "Gaussian, shrunk": (_grid(shrinkage=[None, *_SHRINKAGES]), _gaussian),
     "FactorAnalysis": (_grid(n_components=[2, 5, 10, 20, 40]), _factors),
     "GaussianMixture": (
-        _grid(n_components=[1, 2, 4, 8, 16, 32], covariance=["full", "diag"], ridge=[1e-3, 1e-2, 1e-1]),
+        _grid(n_components=[1, 2, 4, 8, 16, 32], covariance=["full", "diag"], ridge=[1e-6, 1e-3, 1e-2, 1e-1]),
         _mixture,
     ),
     "independent, heavy tails": (_grid(shrinkage=[0.003, 0.01, 0.03, 0.1], rotate=[False, True]), _independent),
@@ -216,6 +228,7 @@ def measure(settings: Mapping[str, Any], place: Place) -> Outcome:
     def rows(x: Array) -> Array:
         return x if ours else x.reshape(len(x), -1)
 
+    folds = _folds(parts)
     began = time.perf_counter()
     scores = []
     best = -math.inf
@@ -227,8 +240,8 @@ def measure(settings: Mapping[str, Any], place: Place) -> Outcome:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                score, _ = fit(rows(parts.train), choice, settings["seed"])
-            scores.append(score(rows(parts.valid)))
+                found = [fit(rows(train), choice, settings["seed"])[0](rows(valid)) for train, valid in folds]
+            scores.append(float(np.mean(found)))
         except (ValueError, np.linalg.LinAlgError):  # more components than samples, or a singular covariance
             scores.append(-math.inf)
         falling = 0 if scores[-1] > best else falling + 1
