@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mvrbm import RandomSource
-from mvrbm.estimators.mixture.em import Fitting, Prior, expectation, maximization, n_blocks, revive, start
+from mvrbm.estimators.mixture.em import Fitting, Prior, expectation, gradient, maximization, n_blocks, revive, start
 from mvrbm.units import WhitenedMixture
 from tables import generator
 
@@ -108,15 +108,43 @@ def test_full_epochs_never_lower_the_likelihood(kind):
     assert fitting.history[-1] > fitting.history[0] + 0.3
 
 
+@pytest.mark.parametrize("shrinkage", [0.0, 0.05])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_autograd(kind, shrinkage):
+    unit, u, weights = started(kind, n=50)
+    prior = Prior.of(unit, u, weights, shrinkage)
+    found = gradient(unit, expectation(unit, u, weights), prior)
+    unit.requires_grad_()
+    value = weights @ torch.logsumexp(unit.joint_log_density(u).flatten(1), 1)
+    names = list(found)
+    expected = torch.autograd.grad(value, [unit.get_parameter(name) for name in names])
+    for name, own in zip(names, expected, strict=True):
+        parameter = unit.get_parameter(name)
+        outer = own @ parameter.detach().mT if name.startswith("whitening") else own
+        if shrinkage:  # by differences along the gradient
+            direction = found[name] @ parameter.detach() if name.startswith("whitening") else found[name]
+            steps = []
+            for size in (1e-5, -1e-5):
+                with torch.no_grad():
+                    parameter += size * direction
+                    steps.append(log_likelihood(unit, u, weights) + prior.log_density(unit))
+                    parameter -= size * direction
+            np.testing.assert_allclose((steps[0] - steps[1]) / 2e-5, float((found[name] ** 2).sum()), rtol=1e-3)
+        else:
+            torch.testing.assert_close(found[name], outer, rtol=1e-7, atol=1e-9)
+
+
 def test_batches_reach_the_likelihood_of_full_epochs():
-    reached = []
-    for batch_size in (400, 50):
-        unit, u, weights = started("level, shared", n=400)
-        fitting = Fitting(unit, weights, batch_size, Prior.of(unit, u, weights, 0.0), RandomSource(0))
-        for _ in range(60 if batch_size == 400 else 10):
-            fitting.epoch_of_batches(u, lambda: False)
-        reached.append(log_likelihood(unit, u, weights))
-    assert reached[1] > reached[0] - 0.5
+    unit, u, weights = started("level, shared")
+    fitting = Fitting(unit, weights, 600, Prior.of(unit, u, weights, 0.0), RandomSource(0))
+    for _ in range(60):
+        fitting.full_epoch(u)
+    full = log_likelihood(unit, u, weights)
+    unit, u, weights = started("level, shared")
+    fitting = Fitting(unit, weights, 100, Prior.of(unit, u, weights, 0.0), RandomSource(0))
+    for epoch in range(40):
+        fitting.epoch_of_batches(u, lambda share, epoch=epoch: 0.03 * (1 - epoch / 40), lambda: False)
+    assert log_likelihood(unit, u, weights) > full - 0.3
 
 
 def test_dead_components_copy_the_largest():

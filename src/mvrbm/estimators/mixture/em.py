@@ -47,8 +47,9 @@ _SPLIT_NOISE = 0.3
 _SMALLEST_ENERGY = 1e-6
 # Number of rounds of clustering for the initial means.
 _LLOYD_ROUNDS = 20
-# The running averages of the statistics move by t ** -_DECAY after update t, and at least by the share of the batch.
-_DECAY = 0.6
+# Decay rates of Adam, and the size below which gradients are not enlarged.
+_BETAS = (0.9, 0.99)
+_SMALLEST_GRADIENT = 1e-8
 
 
 @dataclass
@@ -62,13 +63,6 @@ class Statistics:
     pull: Tensor  # (K, coefficients): precision times coefficient
     precision: Tensor  # (K, coefficients)
     curvature: list[Tensor]  # (K, J, J, J) per mode: sums of precision times z z', one per row of the whitening
-
-    def average(self, other: Statistics, rate: float) -> None:
-        """Move towards other statistics: ``(1 - rate) self + rate other``."""
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            for a, b in [(mine, theirs)] if isinstance(mine, Tensor) else zip(mine, theirs, strict=True):
-                a.lerp_(b, rate)
 
 
 @torch.no_grad()
@@ -498,6 +492,47 @@ def _nearest(samples: Tensor, centers: Tensor) -> Tensor:
     return ((centers**2).sum(1) - 2 * samples @ centers.T).argmin(1)
 
 
+@torch.no_grad()
+def gradient(unit: WhitenedMixture, found: Statistics, prior: Prior) -> dict[str, Tensor]:
+    """Return the gradient of the mean log-likelihood plus the log-prior with respect to the parameters of components.
+
+    By Fisher's identity, the expected gradient under the posterior is the gradient of the likelihood, so that the
+    statistics of the E-step suffice. The gradients of whitenings are those with respect to E in (I + E) A.
+    """
+    share, J, extra = found.share.sum(1), unit.n_coefficients, prior.weight
+    inverses = torch.exp(-unit.log_variances())  # (K, C, G)
+    precisions = torch.exp(unit.log_precision)  # (K, coefficients)
+    excess = 0.5 * (torch.einsum("kcgj,kj->kcg", found.squares, precisions) * inverses - found.gates)
+    squares = torch.einsum("kcgj,kcg->kj", found.squares, inverses) * precisions
+    pseudo = prior.moments(unit)[0] * precisions
+    pseudo = pseudo / pseudo.mean(1, keepdim=True)
+    contrasts = torch.exp(-unit.log_contrast)
+    contrasts = contrasts / contrasts.mean(1, keepdim=True)
+    found_gradients = {
+        "logits": found.share - found.share.sum() * unit.log_weights().exp(),
+        "log_contrast": excess.sum(2) + 0.5 * J * extra * (contrasts - 1),
+        "log_precision": 0.5 * (share[:, None] - squares + extra * (1 - pseudo)),
+    }
+    if unit.gate:
+        gates = found.gates.sum(1)
+        found_gradients["log_width"] = excess.sum(1)
+        found_gradients["gate_logits"] = gates - gates.sum(1, keepdim=True) * unit.log_gates().exp()
+    if unit.means == "own":
+        pull = torch.nn.functional.pad(found.pull, (int(unit.level), 0)).reshape(unit.n_components, 1, *unit.shape)
+        pull = mode_products(pull, [matrix.mT.expand(unit.n_components, -1, -1) for matrix in unit.whitenings()])
+        found_gradients["offset"] = pull[:, 0, int(unit.level) :]
+    for d, size in enumerate(unit.shape):
+        if getattr(unit, f"whitening_{d}", None) is not None:
+            curvature = found.curvature[d]
+            if extra:
+                curvature = curvature + extra * _pseudo_curvature(unit, prior, d)
+            m = (share + extra) * (math.prod(unit.shape) // size)
+            own = curvature.diagonal(dim1=1, dim2=2).mT  # (K, J, J): precision times z, times z'
+            eye = torch.eye(own.shape[1], dtype=own.dtype, device=own.device)
+            found_gradients[f"whitening_{d}"] = m[:, None, None] * eye - own
+    return found_gradients
+
+
 class Fitting:
     """Expectation maximization on weighted samples in memory.
 
@@ -522,31 +557,40 @@ class Fitting:
         self.batch_size = batch_size
         self.history: list[float] = []  # mean log-likelihood per epoch, of the parameters before each update
         self.n_updates = 0
-        self._average: Statistics | None = None
+        self._moments: dict[str, tuple[Tensor, Tensor]] = {}  # running means of gradients and their squares
         self._former: tuple[float, dict[str, Tensor], Statistics] | None = None
         self._careful = 0  # number of single blocks to update before all blocks are updated at once again
         self._block = 0
 
-    def epoch_of_batches(self, rotated: Tensor, should_stop: Callable[[], bool]) -> None:
-        """Update the parameters after each batch, from running averages of the statistics."""
-        n = len(rotated)
-        total = 0.0
-        for rows in self.rng.permutation(n, rotated.device).split(self.batch_size):
-            weights = self.weights[rows]
-            part = weights.sum()
+    def epoch_of_batches(
+        self, rotated: Tensor, rate: Callable[[float], float], should_stop: Callable[[], bool]
+    ) -> None:
+        """Update the parameters after each batch by a gradient step of Adam.
+
+        ``rate(share)`` is the learning rate when this share of the epoch is completed.
+        """
+        n, total = len(rotated), 0.0
+        for number, rows in enumerate(self.rng.permutation(n, rotated.device).split(self.batch_size)):
+            part = self.weights[rows].sum()
             if should_stop() or not part > 0:
                 continue
-            found = expectation(self.unit, rotated[rows], weights / part, exact=False)
+            found = expectation(self.unit, rotated[rows], self.weights[rows] / part, exact=False)
             total += float(part * found.log_likelihood)
             self.n_updates += 1
-            if self._average is None:
-                self._average = found
-            else:
-                self._average.average(found, max((1 + self.n_updates) ** -_DECAY, self.batch_size / n))
-            maximization(self.unit, self._average, self.prior)
-        if self._average is not None:
-            revive(self.unit, self._average, self.rng)
+            self._ascend(gradient(self.unit, found, self.prior), rate(number * self.batch_size / n))
         self.history.append(total)
+
+    def _ascend(self, gradients: dict[str, Tensor], rate: float) -> None:
+        """Move the parameters uphill. Steps of whitenings are relative to the present whitening."""
+        for name, value in gradients.items():
+            first, second = self._moments.setdefault(name, (torch.zeros_like(value), torch.zeros_like(value)))
+            first.lerp_(value, 1 - _BETAS[0])
+            second.lerp_(value**2, 1 - _BETAS[1])
+            mean = first / (1 - _BETAS[0] ** self.n_updates)
+            size = (second / (1 - _BETAS[1] ** self.n_updates)).sqrt() + _SMALLEST_GRADIENT
+            own = self.unit.get_parameter(name)
+            step = rate * mean / size
+            own.add_(step @ own if name.startswith("whitening") else step)
 
     def full_epoch(self, rotated: Tensor, *, update: bool = True, may_revive: bool = False) -> None:
         """Update the parameters once, from all samples. The objective never decreases, except to revive components.

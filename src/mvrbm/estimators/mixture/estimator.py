@@ -38,9 +38,16 @@ from mvrbm.validation import choice, number, truth_value, whole_number
 # Number of samples that the default number of epochs visits, and the limits of that number.
 _VISITS = 3_000_000
 _FEWEST_EPOCHS, _MOST_EPOCHS = 15, 200
-# Number of epochs at the end that update the parameters once from all samples, and in which no component is revived.
+# Number of epochs of expectation maximization after epochs of batches.
 _FULL_EPOCHS = 2
+# Number of epochs of expectation maximization that may revive components.
 _SETTLED_EPOCHS = 5
+# Largest number of samples to train on without batches, and the batch size for more samples.
+_MOST_AT_ONCE = 4000
+_BATCH_SIZE = 500
+# Learning rate of Adam, and the share of the updates at the end over which it falls to zero.
+_LEARNING_RATE = 0.02
+_DECLINE = 0.6
 # Largest share and number of samples that n_components="auto" holds out, and the largest number of components it tries.
 _HELD_OUT = 0.2
 _MOST_HELD_OUT = 20_000
@@ -62,7 +69,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     factor of the contrast and a factor per coefficient. With gates, each coefficient is a mixture of three Gaussians.
     See :class:`mvrbm.WhitenedMixture` for the formulas. A component has far fewer parameters than a full covariance.
 
-    The parameters are fitted by expectation maximization. All updates have a closed form.
+    The parameters are fitted by expectation maximization with updates in closed form, and before that by stochastic
+    gradient ascent if there are many samples.
 
     Parameters
     ----------
@@ -86,14 +94,17 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         Shape of a sample, if samples are rows of features. Default: the shape of the samples.
     n_epochs : int, optional
         Largest number of passes over the data. Default: 15 to 200, fewer for more samples.
-    batch_size : int, default=4000
-        Number of samples per update. If there are no more samples than this, the likelihood of the training data never
-        decreases from epoch to epoch.
+    batch_size : int, optional
+        Number of samples per update. With batches, Adam follows the exact gradient of the likelihood, and the last two
+        epochs are expectation maximization. If all samples are in one batch, all epochs are expectation maximization
+        with updates in closed form, and the likelihood of the training data plus the log-density of the parameters
+        under pseudo-samples (see `shrinkage`) never decreases. Default: all samples if there are at most 4000, and 500
+        otherwise.
     shrinkage : float, default=1.0
         Number of pseudo-samples per component. They have the covariances of the data along each axis, in the scale of
         the component, and keep components of few samples regular. If it is 0, `fit` maximizes the likelihood.
     tol : float, default=0.001
-        Training stops if an epoch improves the mean log-likelihood by less than this.
+        Without batches, training stops if an epoch improves the mean log-likelihood by less than this.
     warm_start : bool, default=False
         Whether `fit` continues from the parameters of the fitted or loaded model.
     random_state : int, RandomState or None, default=None
@@ -138,7 +149,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     whiten: bool = True
     visible_shape: Any = None
     n_epochs: int | None = None
-    batch_size: int = 4000
+    batch_size: int | None = None
     shrinkage: float = 1.0
     tol: float = 1e-3
     warm_start: bool = False
@@ -247,7 +258,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         n = len(x)
         epochs = min(max(_VISITS // n, _FEWEST_EPOCHS), _MOST_EPOCHS)
         epochs = epochs if self.n_epochs is None else whole_number(self.n_epochs, "n_epochs")
-        batch_size = whole_number(self.batch_size, "batch_size")
+        batch_size = n if n <= _MOST_AT_ONCE else _BATCH_SIZE
+        batch_size = batch_size if self.batch_size is None else whole_number(self.batch_size, "batch_size")
         tol = number(self.tol, "tol")
         missing = _Missing(unit, x, rng) if bool(torch.isnan(x).any()) else None
         rotated = unit.rotate(x) if missing is None else missing.rotated()
@@ -262,8 +274,14 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
             if missing is not None and epoch:
                 rotated = missing.redraw()
                 fitting.forget()  # the likelihoods of different draws cannot be compared
-            if n > batch_size and epoch < last - _FULL_EPOCHS + 1:
-                fitting.epoch_of_batches(rotated, lambda: stop.error is not None)
+            if n > batch_size and epoch < (batches := epochs - min(_FULL_EPOCHS, epochs - 1)):
+                done = epoch / batches
+
+                def rate(share: float, done: float = done, batches: int = batches) -> float:
+                    left = 1 - done - share / batches
+                    return _LEARNING_RATE * min(1.0, left / _DECLINE)
+
+                fitting.epoch_of_batches(rotated, rate, lambda: stop.error is not None)
             else:
                 fitting.full_epoch(
                     rotated, update=epoch < last or missing is not None, may_revive=epoch < _SETTLED_EPOCHS
@@ -271,12 +289,10 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
             bar.update()
             bar.set_postfix(score=f"{fitting.history[-1]:.4f}")
             recent = fitting.history[-2:]
-            slow = epoch >= _SETTLED_EPOCHS and missing is None and recent[-1] - recent[0] < tol
-            if slow and epoch < last:
-                if n <= batch_size or epoch > last - _FULL_EPOCHS:
-                    self.converged_ = True
-                    break
-                last = epoch + _FULL_EPOCHS
+            complete = n <= batch_size and missing is None and epoch >= _SETTLED_EPOCHS
+            if complete and recent[-1] - recent[0] < tol and epoch < last:
+                self.converged_ = True
+                break
         bar.close()
         self.history_ = [*self.history_, *fitting.history]
         unit.check_parameters(VISIBLE)
