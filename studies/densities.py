@@ -1,8 +1,9 @@
 """Densities of real-valued arrays: `MatrixMixture` and tools of scikit-learn, by the likelihood of held-out samples.
 
 Each run fits one tool to one data set. Every tool chooses its settings by the likelihood of validation samples (in four
-folds if there are few samples), and is then fitted to the training and validation samples together. Samples that resemble each other (neighboring pixels,
-frames of one film) are in the same part. Bytes are dequantized: uniform noise is added to them.
+folds if there are few samples), and is then fitted to the training and validation samples together. Samples that
+resemble each other (neighboring pixels, frames of one film) are in the same part. Bytes are dequantized: uniform noise
+is added to them.
 """
 
 from __future__ import annotations
@@ -141,6 +142,10 @@ SETS: dict[str, tuple[Callable[[str | None], Parts], tuple[str, ...]]] = {
 
 # -- tools ------------------------------------------------------------------------------------------
 
+# Degrees of freedom of the distribution of Student, and the largest number of dimensions for FastICA.
+_FREEDOMS = (1.5, 2, 3, 5, 8, 15, 50)
+_MOST_ROTATED = 200
+
 #: A tool: settings to choose from, a function that fits training samples, and the number of parameters of the result.
 Fitted = tuple[Callable[[Array], float], int]
 Tool = tuple[list[dict[str, Any]], Callable[[Array, Mapping[str, Any], int], Fitted]]
@@ -175,6 +180,22 @@ def _mixture(x: Array, settings: Mapping[str, Any], seed: int) -> Fitted:
     return lambda t: float(model.score((t - x.mean(0)) / scale) - jacobian), model._n_parameters()
 
 
+def _student(columns: Array) -> tuple[Array, Array, Array]:
+    """Fit the distribution of Student to each column (n, d), and return degrees of freedom, locations and scales."""
+    best = np.full(columns.shape[1], -np.inf)
+    found = np.zeros((3, columns.shape[1]))
+    for freedom in _FREEDOMS:
+        center, square = columns.mean(0), columns.var(0) + 1e-12
+        for _ in range(30):  # expectation maximization
+            weights = (freedom + 1) / (freedom + (columns - center) ** 2 / square)
+            center = (weights * columns).sum(0) / weights.sum(0)
+            square = (weights * (columns - center) ** 2).mean(0) + 1e-12
+        score = stats.t(freedom, center, np.sqrt(square)).logpdf(columns).mean(0)
+        found = np.where(score > best, [np.full_like(center, freedom), center, np.sqrt(square)], found)
+        best = np.maximum(best, score)
+    return found[0], found[1], found[2]
+
+
 def _independent(x: Array, settings: Mapping[str, Any], seed: int) -> Fitted:
     """Fit independent components with the distribution of Student, after shrinking the covariance."""
     scale = x.std(0) + 1e-12
@@ -182,14 +203,13 @@ def _independent(x: Array, settings: Mapping[str, Any], seed: int) -> Fitted:
     values, vectors = np.linalg.eigh(np.cov(z.T, ddof=0))
     values = (1 - settings["shrinkage"]) * values + settings["shrinkage"]
     whitening = vectors / np.sqrt(values)  # z @ whitening has the unit covariance
-    if settings["rotate"]:
+    if settings["rotate"] and x.shape[1] <= _MOST_ROTATED:
         whitening = whitening @ FastICA(whiten=False, random_state=seed, max_iter=200).fit(z @ whitening).components_.T
-    laws = [stats.t(*stats.t.fit(column)) for column in (z @ whitening).T]
+    law = stats.t(*_student(z @ whitening))
     jacobian = np.linalg.slogdet(whitening)[1] - np.log(scale).sum()
 
     def score(t: Array) -> float:
-        s = (t - x.mean(0)) / scale @ whitening
-        return float(np.mean(sum(law.logpdf(column) for law, column in zip(laws, s.T, strict=True))) + jacobian)
+        return float(law.logpdf((t - x.mean(0)) / scale @ whitening).sum(1).mean() + jacobian)
 
     return score, x.shape[1] ** 2 + 4 * x.shape[1]
 
