@@ -180,16 +180,19 @@ def _mixture(x: Array, settings: Mapping[str, Any], seed: int) -> Fitted:
     return lambda t: float(model.score((t - x.mean(0)) / scale) - jacobian), model._n_parameters()
 
 
-def _student(columns: Array) -> tuple[Array, Array, Array]:
-    """Fit the distribution of Student to each column (n, d), and return degrees of freedom, locations and scales."""
+def _student(columns: Array, extra: Array) -> tuple[Array, Array, Array]:
+    """Fit the distribution of Student to each column (n, d), and return degrees of freedom, locations and scales.
+
+    `extra` is added to the squared scales.
+    """
     best = np.full(columns.shape[1], -np.inf)
     found = np.zeros((3, columns.shape[1]))
     for freedom in _FREEDOMS:
-        center, square = columns.mean(0), columns.var(0) + 1e-12
+        center, square = columns.mean(0), columns.var(0) + extra
         for _ in range(30):  # expectation maximization
             weights = (freedom + 1) / (freedom + (columns - center) ** 2 / square)
             center = (weights * columns).sum(0) / weights.sum(0)
-            square = (weights * (columns - center) ** 2).mean(0) + 1e-12
+            square = (weights * (columns - center) ** 2).mean(0) + extra
         score = stats.t(freedom, center, np.sqrt(square)).logpdf(columns).mean(0)
         found = np.where(score > best, [np.full_like(center, freedom), center, np.sqrt(square)], found)
         best = np.maximum(best, score)
@@ -205,7 +208,9 @@ def _independent(x: Array, settings: Mapping[str, Any], seed: int) -> Fitted:
     whitening = vectors / np.sqrt(values)  # z @ whitening has the unit covariance
     if settings["rotate"] and x.shape[1] <= _MOST_ROTATED:
         whitening = whitening @ FastICA(whiten=False, random_state=seed, max_iter=200).fit(z @ whitening).components_.T
-    law = stats.t(*_student(z @ whitening))
+    # The share of the covariance that shrinkage added, in each direction.
+    extra = settings["shrinkage"] * (whitening**2).sum(0)
+    law = stats.t(*_student(z @ whitening, extra))
     jacobian = np.linalg.slogdet(whitening)[1] - np.log(scale).sum()
 
     def score(t: Array) -> float:
