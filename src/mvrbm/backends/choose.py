@@ -56,7 +56,7 @@ class BackendChoice:
     #: Function that builds the backend from the settings, states and sources of one or more machines and the number of
     #: threads.
     build: Builder
-    #: Function that returns why a later backend is faster for training a number of machines, or None if the backend is
+    #: Function that returns why a later backend is faster for training the given number of machines, or None if the backend is
     #: the fastest. It is called only for training runs that the backend supports.
     slower_reason: Callable[[UpdateSettings, TrainState, Source, int], str | None] = _no_reason
     #: Whether the backend requires a GPU. The automatic choice skips such backends for a machine on a CPU.
@@ -183,7 +183,7 @@ def check_name(name: str) -> str:
 
 
 def fastest_backend(settings: UpdateSettings, state: TrainState, source: Source, models: int = 1) -> str:
-    """Return the name of the fastest backend for training a number of machines (`models`) with the same shapes."""
+    """Return the name of the fastest backend for training `models` machines with the same shapes."""
     device = state.machine.like.device
     has_gpu = device.type == "cuda" or triton_runs_on(device)  # Triton's interpreter runs the kernels on a CPU
     candidates = {name: each for name, each in BACKENDS.items() if has_gpu or not each.needs_gpu}

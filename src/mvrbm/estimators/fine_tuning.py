@@ -230,7 +230,7 @@ class FineTunedClassifier(ArrayClassifier):
         checkpoints: Any,
         ignore_mismatch: bool,
     ) -> StructuredNetwork:
-        """Return the network to fine-tune, with random weights or the weights of a pretrained or given stack."""
+        """Return the network to fine-tune, initialized randomly, from a newly pretrained stack, or from a given one."""
         if unlabeled is not None and not self.perturbation and (not self.pretraining or fitted is not None):
             raise ValueError(
                 "unlabeled has no effect without pretraining (pretraining >= 1 and no stack) or a positive perturbation"

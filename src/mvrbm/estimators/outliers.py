@@ -344,7 +344,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
             axes = "1 axis" if len(shape) == 1 else f"{len(shape)} axes"
             raise ValueError(f"block_shape must have {axes} to match samples of shape {shape}, got {block}")
         if any(step > size for step, size in zip(block, shape, strict=True)):
-            raise ValueError(f"block_shape must not exceed the shape of a sample {shape}, got {block}")
+            raise ValueError(f"block_shape must not exceed the sample shape {shape}, got {block}")
         return block
 
     def _means(self, data: Any, *, check: bool = True) -> Array:

@@ -317,7 +317,12 @@ class FullMatrixBackend(KernelBackend):
 
     def _hidden_sizes(self) -> dict[str, int]:
         layout = self.layout
-        return {"UNITS": layout.units, "L": layout.hidden_columns, "HIDDEN_PITCH": layout.hidden_pitch}
+        return {
+            "UNITS": layout.n_hidden,
+            "K": layout.hidden_rows,
+            "L": layout.hidden_columns,
+            "HIDDEN_PITCH": layout.hidden_pitch,
+        }
 
     def _launch_up(
         self,
@@ -354,7 +359,7 @@ class FullMatrixBackend(KernelBackend):
             DRAW_DATA=not chains and drawn, DRAW_CHAINS=drawn, SUMMED=self.signature.centered and summed,
             COMPARE=compare, TEMPERATURES=self.run.temperatures if chains and not coldest else 1, STEPS=self.run.steps,
             GAUSSIAN=self.signature.hidden_gaussian, SAMPLE_ROWS=states.draws.shape[1],
-            PRECISION=self.signature.dot_precision, BM=BM, BN=BN, **self._hidden_sizes(), **sizes,
+            PRECISION=self.signature.dot_precision, UNITS=self.layout.n_hidden, BM=BM, BN=BN, **sizes,
             **self._launch.product_options,
         )  # fmt: skip
 
@@ -484,7 +489,7 @@ class FullMatrixBackend(KernelBackend):
         compensate[(layout.hidden // TILE, layout.visible // TILE, self.run.models)](
             self._parameters.params[new], self._weight_of(batch), self._weight_of(batch + 1),
             self._offsets.hidden[new], self._offsets.center, HIDDEN=layout.hidden, VISIBLE=layout.visible,
-            UNITS=layout.units, STRIDE=self._parameters.stride, VISIBLE_BIAS=layout.visible_bias,
+            UNITS=layout.n_hidden, STRIDE=self._parameters.stride, VISIBLE_BIAS=layout.visible_bias,
             FOLLOWS=self.signature.follows, BM=TILE, BN=TILE, **self._launch.options,
         )  # fmt: skip
 
