@@ -56,8 +56,8 @@ class BackendChoice:
     #: Function that builds the backend from the settings, states and sources of one or more machines and the number of
     #: threads.
     build: Builder
-    #: Function that returns why a later backend is faster for training the given number of machines, or None if the backend is
-    #: the fastest. It is called only for training runs that the backend supports.
+    #: Function that returns why a later backend is faster for training the given number of machines, or None if the
+    #: backend is the fastest. It is called only for training runs that the backend supports.
     slower_reason: Callable[[UpdateSettings, TrainState, Source, int], str | None] = _no_reason
     #: Whether the backend requires a GPU. The automatic choice skips such backends for a machine on a CPU.
     needs_gpu: bool = False

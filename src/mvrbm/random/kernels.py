@@ -36,7 +36,7 @@ def words(key, quad, row, step, draw):
 @triton.jit
 def pitch_of(columns):
     """Return the pitch of lines with this many columns. See :func:`mvrbm.random.philox.pitch_of`."""
-    return tl.where(columns > 1, columns - columns % 2, 1)
+    return tl.where(columns == 1, 1, columns & -2)
 
 
 @triton.jit
@@ -58,8 +58,8 @@ def uniform_pairs(key, row, place, step, draw):
     shape (n, w).
     """
     place += row * 0
-    a, b, c, d = words(key, place // 4, row, step, draw)
-    first = place % 4 == 0
+    a, b, c, d = words(key, place >> 2, row, step, draw)
+    first = (place & 3) == 0
     both = tl.join(unit(tl.where(first, a, c)), unit(tl.where(first, b, d)))
     return tl.reshape(both, [both.shape[0], 2 * both.shape[1]])
 
@@ -86,11 +86,11 @@ def uniform_matrix(key, row, step, draw, LINES: tl.constexpr, COLUMNS: tl.conste
     else:
         # A pair of the last column and a column of padding uses either word for its first entry.
         place = place_of(line, column, LINES, COLUMNS)
-        a, b, c, d = words(key, place // 4, row, step, draw)
-        first = place % 4 < 2
+        a, b, c, d = words(key, place >> 2, row, step, draw)
+        first = (place & 2) == 0
         even = tl.where(first, a, c)
         odd = tl.where(first, b, d)
-        found = tl.reshape(tl.join(unit(tl.where(place % 2 == 0, even, odd)), unit(odd)), [HEIGHT, WIDTH])
+        found = tl.reshape(tl.join(unit(tl.where((place & 1) == 0, even, odd)), unit(odd)), [HEIGHT, WIDTH])
     return found
 
 
@@ -133,8 +133,8 @@ def uniform_places(key, row, place, step, draw):
     All four words of an entry's counter are computed, but only one of them is used.
     """
     place += row * 0
-    a, b, c, d = words(key, place // 4, row, step, draw)
-    word = place % 4
+    a, b, c, d = words(key, place >> 2, row, step, draw)
+    word = place & 3
     return unit(tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d)))
 
 

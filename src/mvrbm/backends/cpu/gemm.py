@@ -148,8 +148,8 @@ class GemmBackend(FlatCpuBackend):
     def _sum(self, of_data: Tensor, of_chain: Tensor, weights: tuple[float, float], into: Tensor) -> Tensor:
         """Sum each of two arrays over its samples, and write the weighted sum of both results to `into`.
 
-        `of_data` and `of_chain` have shape (area, n), where n may differ between the two arrays. The return value is the
-        weighted sum over the data.
+        `of_data` and `of_chain` have shape (area, n), where n may differ between the two arrays. The return
+        value is the weighted sum over the data.
         """
         data_sum = of_data.sum(1).mul_(weights[0])
         torch.add(data_sum, of_chain.sum(1), alpha=weights[1], out=into.view(-1))

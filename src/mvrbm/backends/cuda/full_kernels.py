@@ -173,16 +173,22 @@ def upwards(
 
 
 @triton.jit
-def line_and_column(place, LINES: tl.constexpr, PITCH_: tl.constexpr):
+def line_and_column(place, LINES: tl.constexpr, COLUMNS_: tl.constexpr, PITCH_: tl.constexpr):
     """Return the line and column of the entry at a place in a layer."""
-    paired = place < LINES * PITCH_
-    return tl.where(paired, place // PITCH_, place - LINES * PITCH_), tl.where(paired, place % PITCH_, PITCH_)
+    line, column = place // PITCH_, place % PITCH_
+    if COLUMNS_ > PITCH_:
+        last = place >= LINES * PITCH_
+        line, column = tl.where(last, place - LINES * PITCH_, line), tl.where(last, PITCH_, column)
+    return line, column
 
 
 @triton.jit
-def place_at(line, column, LINES: tl.constexpr, PITCH_: tl.constexpr):
+def place_at(line, column, LINES: tl.constexpr, COLUMNS_: tl.constexpr, PITCH_: tl.constexpr):
     """Return the place of an entry in a layer."""
-    return tl.where(column < PITCH_, line * PITCH_ + column, LINES * PITCH_ + line)
+    place = line * PITCH_ + column
+    if COLUMNS_ > PITCH_:
+        place = tl.where(column < PITCH_, place, LINES * PITCH_ + line)
+    return place
 
 
 @triton.jit
@@ -257,7 +263,7 @@ def downwards(
     for m in tl.static_range(len(LAYERS)):
         if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
             own = columns - LAYERS[m][FIRST]
-            line, column = line_and_column(own, LAYERS[m][ROWS], LAYERS[m][PITCH])
+            line, column = line_and_column(own, LAYERS[m][ROWS], LAYERS[m][COLUMNS], LAYERS[m][PITCH])
             real = (line < LAYERS[m][ROWS]) & (column < LAYERS[m][COLUMNS])
             if LAYERS[m][KIND] == 2:
                 SITES: tl.constexpr = BN // LAYERS[m][PITCH]
@@ -353,7 +359,7 @@ def gradients(
     for m in tl.static_range(len(LAYERS)):
         if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
             own = columns - LAYERS[m][FIRST]
-            i, j = line_and_column(own, LAYERS[m][ROWS], LAYERS[m][PITCH])
+            i, j = line_and_column(own, LAYERS[m][ROWS], LAYERS[m][COLUMNS], LAYERS[m][PITCH])
             exists = (units < UNITS)[:, None] & ((i < LAYERS[m][ROWS]) & (j < LAYERS[m][COLUMNS]))[None, :]
             at = matrix_at(units, i, j, LAYERS[m][RANK], LAYERS[m][ROWS], LAYERS[m][COLUMNS], K, L, HIDDEN_PITCH)
             tl.store(gradient + LAYERS[m][FULL] + at, G, mask=exists)
@@ -368,7 +374,7 @@ def matrix_at(
 
     The gradient has shape (K * I, L * J) for a coupling with factors, and (H, I * J) for a dense coupling.
     """
-    k, l = line_and_column(units, K, HIDDEN_PITCH)
+    k, l = line_and_column(units, K, L, HIDDEN_PITCH)
     if RANK_ > 0:
         return ((k * I * L + l) * J)[:, None] + (i * (L * J) + j)[None, :]
     return ((k * L + l) * (I * J))[:, None] + (i * J + j)[None, :]

@@ -127,8 +127,8 @@ def build(
                     keep_step(new_weights, new_momenta, cleared, u_at, in_u & (own % ACROSS == 0), U, of_u)
                     keep_step(new_weights, new_momenta, cleared, v_at, in_v & (own < ACROSS), V, of_v)
                 W = tl.dot(U, V, input_precision=PRECISION)
-                column = place_at((a % I)[:, None], (b % J)[None, :], I, LAYERS[m][PITCH])
-                at = column + place_at((a // I)[:, None], (b // J)[None, :], K, HIDDEN_PITCH) * VISIBLE
+                column = place_at((a % I)[:, None], (b % J)[None, :], I, J, LAYERS[m][PITCH])
+                at = column + place_at((a // I)[:, None], (b // J)[None, :], K, L, HIDDEN_PITCH) * VISIBLE
                 inside = (a < KI)[:, None] & (b < LJ)[None, :]
             else:
                 ACROSS: tl.constexpr = (I * J + BN - 1) // BN
@@ -142,8 +142,8 @@ def build(
                 )  # fmt: skip
                 if STEP:
                     keep_step(new_weights, new_momenta, cleared, w_at, inside, W, of_w)
-                column = place_at(b // J, b % J, I, LAYERS[m][PITCH])[None, :]
-                at = (place_at(a // L, a % L, K, HIDDEN_PITCH) * VISIBLE)[:, None] + column
+                column = place_at(b // J, b % J, I, J, LAYERS[m][PITCH])[None, :]
+                at = (place_at(a // L, a % L, K, L, HIDDEN_PITCH) * VISIBLE)[:, None] + column
             if LAYERS[m][LEARNS] > 0:
                 W *= fresh(ratios + model * VISIBLE + LAYERS[m][FIRST] + column, inside)
             if weight.dtype.element_ty == tl.float16:

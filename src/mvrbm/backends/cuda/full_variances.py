@@ -55,7 +55,7 @@ def vary(
         learns = (LAYERS[m][LEARNS] > 0) & (program * GATHERED >= LAYERS[m][FIRST])
         if learns & (program * GATHERED < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
             own = columns - LAYERS[m][FIRST]
-            i, j = line_and_column(own, LAYERS[m][ROWS], LAYERS[m][PITCH])
+            i, j = line_and_column(own, LAYERS[m][ROWS], LAYERS[m][COLUMNS], LAYERS[m][PITCH])
             real = (i < LAYERS[m][ROWS]) & (j < LAYERS[m][COLUMNS])
             ratio = fresh(ratios + model * VISIBLE + columns, True)
             mu = tl.load(center + model * VISIBLE + columns)

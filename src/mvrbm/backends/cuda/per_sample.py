@@ -260,9 +260,9 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Sour
 def slower_reason(layout: Layout, rows: int, models: int, processors: int) -> str | None:
     """Return the reason why products with full matrices are faster, or None if they are not.
 
-    Each of the `models` machines has `rows` samples or chains per update. The comparison is based on times measured on an
-    H200, in microseconds. With one program per sample, the time increases with the rank and with the number of programs
-    that each multiprocessor runs sequentially. With full matrices, the time increases only slightly.
+    Each of the `models` machines has `rows` samples or chains per update. The comparison is based on times measured on
+    an H200, in microseconds. With one program per sample, the time increases with the rank and with the number of
+    programs that each multiprocessor runs sequentially. With full matrices, the time increases only slightly.
     """
     matrix, _ = matrix_and_label(layout)
     if max(matrix.rows, matrix.columns, *_hidden_sizes(layout)) > 32:
