@@ -79,19 +79,26 @@ def uniform_matrix(key, row, step, draw, LINES: tl.constexpr, COLUMNS: tl.conste
     The tile has shape (HEIGHT, WIDTH). Both are powers of two, at least `LINES` and `COLUMNS`. As in `uniform_pairs`,
     each thread evaluates the counter of each pair of columns.
     """
+    PITCH: tl.constexpr = COLUMNS - COLUMNS % 2  # 0 if there is one column, which is then the last
     line = tl.arange(0, HEIGHT)[:, None]
-    column = 2 * tl.arange(0, WIDTH // 2)[None, :]
-    if COLUMNS % 2 == 0:
-        found = uniform_pairs(key, row, line * COLUMNS + column, step, draw)
+    pair = tl.arange(0, WIDTH // 2)[None, :]
+    if PITCH % 4 == 0:  # whether a pair starts with the first word of its counter does not depend on the line
+        quad = line * (PITCH // 4) + pair // 2
+        first = (pair + line * 0) % 2 == 0
     else:
-        # A pair of the last column and a column of padding uses either word for its first entry.
-        place = place_of(line, column, LINES, COLUMNS)
-        a, b, c, d = words(key, place >> 2, row, step, draw)
-        first = (place & 2) == 0
-        even = tl.where(first, a, c)
-        odd = tl.where(first, b, d)
-        found = tl.reshape(tl.join(unit(tl.where((place & 1) == 0, even, odd)), unit(odd)), [HEIGHT, WIDTH])
-    return found
+        quad = (line * (PITCH // 2) + pair) // 2
+        first = (line * (PITCH // 2) + pair) % 2 == 0
+    if PITCH < COLUMNS:
+        # The last column is a pair with padding, and its entry uses any of the four words.
+        last = pair == PITCH // 2
+        place = LINES * PITCH + line
+        quad = tl.where(last, place // 4, quad)
+        first = tl.where(last, place % 4 < 2, first)
+    a, b, c, d = words(key, quad, row, step, draw)
+    even, odd = tl.where(first, a, c), tl.where(first, b, d)
+    if PITCH < COLUMNS:
+        even = tl.where(last & (place % 2 == 1), odd, even)
+    return tl.reshape(tl.join(unit(even), unit(odd)), [HEIGHT, WIDTH])
 
 
 @triton.jit
@@ -146,7 +153,7 @@ def _box_muller(radius, angle):
 
 @triton.jit
 def _fill(out, clock, key, step, draw, first_row, per_row, total, lines, columns, CLOCK: tl.constexpr,
-          BLOCK: tl.constexpr):  # fmt: skip
+          IN_ORDER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row = at // per_row
     quad = at % per_row
@@ -155,20 +162,25 @@ def _fill(out, clock, key, step, draw, first_row, per_row, total, lines, columns
     a, b, c, d = words(key, quad, first_row + row, step, draw)
     out += row * (lines * columns)
     inside = at < total
-    _store_place(out, 4 * quad, unit(a), inside, lines, columns)
-    _store_place(out, 4 * quad + 1, unit(b), inside, lines, columns)
-    _store_place(out, 4 * quad + 2, unit(c), inside, lines, columns)
-    _store_place(out, 4 * quad + 3, unit(d), inside, lines, columns)
+    _store_place(out, 4 * quad, unit(a), inside, lines, columns, IN_ORDER)
+    _store_place(out, 4 * quad + 1, unit(b), inside, lines, columns, IN_ORDER)
+    _store_place(out, 4 * quad + 2, unit(c), inside, lines, columns, IN_ORDER)
+    _store_place(out, 4 * quad + 3, unit(d), inside, lines, columns, IN_ORDER)
 
 
 @triton.jit
-def _store_place(out, place, value, inside, lines, columns):
-    """Store a value at the entry with the given place in an array of shape (lines, columns)."""
-    pitch = pitch_of(columns)
-    paired = place < lines * pitch
-    line = tl.where(paired, place // pitch, place - lines * pitch)
-    column = tl.where(paired, place % pitch, pitch)
-    tl.store(out + line * columns + column, value, mask=inside & (place < lines * columns))
+def _store_place(out, place, value, inside, lines, columns, IN_ORDER: tl.constexpr):
+    """Store a value at the entry with the given place in an array of shape (lines, columns).
+
+    If `IN_ORDER` is set, the place is the flat index.
+    """
+    index = place
+    if not IN_ORDER:  # the number of columns is odd and greater than 1
+        pitch = columns - 1
+        paired = place < lines * pitch
+        line = tl.where(paired, place // pitch, place - lines * pitch)
+        index = line * columns + tl.where(paired, place % pitch, pitch)
+    tl.store(out + index, value, mask=inside & (place < lines * columns))
 
 
 @triton.jit
@@ -203,7 +215,7 @@ def uniform(
     if total:
         _fill[(-(-total // _BLOCK),)](
             out, step if clock else out, key, 0 if clock else step, draw, first_row, per_row, total, lines, columns,
-            CLOCK=clock, BLOCK=_BLOCK,
+            CLOCK=clock, IN_ORDER=columns % 2 == 0 or columns == 1, BLOCK=_BLOCK,
         )  # fmt: skip
     return out
 

@@ -80,7 +80,9 @@ def numbers(kernel=write_matrix, key=KEY, step=5, row=7, draw=1, columns=32, hei
 
 
 @pytest.mark.parametrize("kernel", [write_matrix, write_lines, write_entries], ids=["pairs", "lines", "entries"])
-@pytest.mark.parametrize(("height", "width", "columns"), [(32, 32, 32), (16, 64, 50), (64, 16, 5), (16, 32, 31)])
+@pytest.mark.parametrize(
+    ("height", "width", "columns"), [(32, 32, 32), (16, 64, 50), (64, 16, 5), (16, 32, 31), (32, 32, 25), (16, 16, 1)]
+)
 def test_uniform_numbers_are_those_of_the_definition(kernel, height, width, columns):
     found = numbers(kernel, height=height, width=width, columns=columns)
     expected = philox.uniform(KEY, (1, height, columns), 5, 1, 7, torch.float32, torch.device("cpu"))[0]
