@@ -1,4 +1,4 @@
-"""Callbacks for progress reports, metrics, logging, early stopping and checkpoints. Hook names follow skorch."""
+"""Callbacks for progress reports, metrics, logging, early stopping and checkpoints. Hooks are named as in skorch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TrainingRun(Protocol):
     world: World
     #: Number of epochs after which `fit` returns, including epochs from earlier calls.
     n_epochs: int
-    #: Number of epochs of the whole run, if `fit` is called several times. None or 0: `n_epochs`.
+    #: Total number of epochs in the run if `fit` is called several times. If None or 0, `n_epochs` is used.
     planned_epochs: int | None
     #: Number of updates per epoch, or None if unknown.
     batches_per_epoch: int | None
@@ -84,7 +84,8 @@ class Callback:
     comes_last: ClassVar[int] = 0
     #: Whether only the main process calls this callback.
     main_process_only: ClassVar[bool] = False
-    #: Whether this callback may log metrics. Callbacks that monitor metrics require at least one that logs them.
+    #: Whether this callback may log metrics. Callbacks that monitor metrics require at least one callback that logs
+    #: them.
     logs: ClassVar[bool] = True
 
     @property
@@ -334,7 +335,7 @@ def _reconstruction_error(trainer: TrainingRun, data: dict[str, Tensor]) -> floa
 
 
 class CSVLog(Reporter):
-    """Callback that writes the metrics to a CSV file, which it replaces if it exists.
+    """Callback that writes the metrics to a CSV file. If the file exists, it is replaced.
 
     A resumed training run continues writing to the same file.
     """
@@ -344,7 +345,7 @@ class CSVLog(Reporter):
         self._names: list[str] = []
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
-        """Rewrite the file from the history. This drops rows logged after the checkpoint that is resumed."""
+        """Rewrite the file from the history. Rows logged after the resumed checkpoint are dropped."""
         self.path.unlink(missing_ok=True)
         self._names = []
         for row in trainer.history:

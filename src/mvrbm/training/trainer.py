@@ -38,8 +38,8 @@ from mvrbm.updates.step import balance, check_size, check_training_memory, limit
 from mvrbm.updates.update import UpdateSettings
 from mvrbm.validation import whole_number
 
-#: GPU backend from the most recent `fit`. The next `fit` can reuse its data and CUDA graphs on the GPU. The entry is
-#: removed when the training state is deleted.
+#: For each training state, the GPU backend from the most recent `fit`. The next `fit` can reuse the backend's data and
+#: CUDA graphs on the GPU. An entry is removed when its training state is deleted.
 _kept_backend: WeakKeyDictionary[TrainState, EpochBackend] = WeakKeyDictionary()
 
 
@@ -207,7 +207,7 @@ class Trainer:
     def callbacks(self) -> list[Callback]:
         """Callbacks in the order in which they are called.
 
-        Checkpoint callbacks are called last, so that checkpoints include changes made by other callbacks.
+        Checkpoint callbacks are called last so that checkpoints include changes made by other callbacks.
         """
         return self._callbacks
 
@@ -421,7 +421,7 @@ class Trainer:
         batch : Batch
             Samples for this process.
         weight : float
-            Weight of the gradient. Use a weight below 1 for a smaller batch, so that all samples count equally.
+            Weight of the gradient. Use a weight below 1 for a smaller batch so that all samples count equally.
         """
         if self.state.learning_rate is None:
             raise ValueError("this training run has not started; call fit or prepare before train_on")
@@ -444,7 +444,7 @@ class Trainer:
         return Share(samples, (own.stop - own.start) / n_chains, batch.first, own.start)
 
     def _synchronize(self, backend: UpdateBackend) -> None:
-        """Copy the backend's data to the state and back, with the same effect as resuming from a checkpoint."""
+        """Copy the backend's data to the state and back. This has the same effect as resuming from a checkpoint."""
         backend.store(self.state)
         # With several processes, the exact tensors would contain the chains for only one process.
         self.state.exact = backend.exact() if self.world.size == 1 else {}
@@ -473,7 +473,7 @@ class Trainer:
     def prepare(
         self, data: Any, *, mask: Any = None, nan_is_missing: bool = False, initialize: bool | None = None
     ) -> Source:
-        """Prepare for training and return the data source. This method does not train. `fit` calls it first.
+        """Prepare for training without starting it, and return the data source. `fit` calls this method first.
 
         See :meth:`fit` for the parameters.
         """
@@ -559,8 +559,8 @@ class Trainer:
         """Make the next `fit` resume from the most recent checkpoint in `folder`. Return whether there is one.
 
         The number of epochs can differ from the number in the checkpoint. If the recipe, seed, optimizer or data
-        differs, this method or `fit` raises :class:`~mvrbm.errors.StorageError`, or issues a warning if
-        `ignore_mismatch` is True.
+        differs from the one used for the checkpoint, this method or `fit` raises :class:`~mvrbm.errors.StorageError`,
+        or issues a warning if `ignore_mismatch` is True.
         """
         with self.world.raise_together(StorageError):
             found = checkpoints.newest(folder) if self.world.is_main else None
@@ -594,7 +594,7 @@ class Trainer:
 def load_checkpoint(folder: Path, config: dict[str, Any], device: str | torch.device) -> Trainer:
     """Create a trainer that resumes from a checkpoint. Used by :func:`mvrbm.load`.
 
-    `folder` contains either a single checkpoint or several checkpoints, of which the most recent one is used.
+    `folder` contains a single checkpoint, or several checkpoints, the most recent of which is used.
     """
     path = folder if (folder / "trainer.json").is_file() else checkpoints.newest(folder)
     if path is None:
