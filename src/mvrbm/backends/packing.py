@@ -14,7 +14,7 @@ from mvrbm.updates.state import TrainState
 
 
 class Packing:
-    """Converter between the parameters and momenta in a state and flat vectors.
+    """Converter between flat vectors and the parameters and momenta of a training state.
 
     The layout may have a higher rank than the machine. The extra terms are zero and remain zero, because the gradient
     with respect to each factor is proportional to the other factors.

@@ -11,7 +11,7 @@ from mvrbm.updates.state import TrainState
 
 @dataclass(frozen=True)
 class FlatLayer:
-    """Views of the flat vectors for one visible layer, and conversions between its data and its states.
+    """Views of the flat vectors for one visible layer, and conversions between the layer's data and states.
 
     The states in flat form are ``data * scale - shift``.
     """

@@ -19,9 +19,9 @@ class FlatVariances:
     def finish_gradients(self) -> None:
         r"""Compute the gradients for log-variances from the sums that a backend has written in their place.
 
-        A backend writes :math:`\sum w t (f - t)`, where the sum is over all samples, :math:`w` is the weight of a
-        sample in the gradient for the bias :math:`b`, :math:`t` is a state, and :math:`f` is a field without the bias.
-        The gradient for the log-variance is :math:`-\tfrac12 \sum w \{t f - (t - b)^2\}`. The weights sum to zero.
+        A backend writes :math:`\sum w t (f - t)`, summed over all samples. Here, :math:`w` is the weight of a sample in
+        the gradient for the bias :math:`b`, :math:`t` is a state, and :math:`f` is a field without the bias. The
+        gradient for the log-variance is :math:`-\tfrac12 \sum w \{t f - (t - b)^2\}`. The weights sum to zero.
         """
         for number in self._numbers:
             layer = self._arrays.layers[number]

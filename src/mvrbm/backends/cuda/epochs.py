@@ -206,7 +206,7 @@ class KernelBackend(EpochBackend):
         return torch.tensor(rows, dtype=torch.float32, device=self._device)
 
     def _check(self, states: Sequence[TrainState]) -> list[bool]:
-        """Return whether each model has non-finite parameters.
+        """Return, for each model, whether its parameters contain non-finite values.
 
         If there is a single model and it has diverged, restore its state from the last check and raise
         `DivergenceError`. If there are several models, leave the parameters of diverged models unchanged.

@@ -38,7 +38,7 @@ from mvrbm.backends.cuda.overlap import begin_next, fresh, wait
 from mvrbm.random.kernels import normal_pairs, uniform_pairs
 from mvrbm.sampling.tempered_kernels import softplus
 
-#: Number of data columns per program, small so that many programs share the rows.
+#: Number of data columns per program. The number is small so that many programs share the rows.
 GATHERED = tl.constexpr(16)
 #: Kinds of units, by :attr:`mvrbm.units.Unit.sampled_as`.
 KINDS = ("bernoulli", "gaussian", "categorical")

@@ -1,4 +1,4 @@
-"""Layout of parameters and states for `full_kernels`, and conversion to and from a state.
+"""Layout of parameters and states for `full_kernels`, and conversion to and from a training state.
 
 The statistics of all visible layers are stored as columns of one array. Each layer starts at a multiple of the tile
 size. The flat vector contains the parameters of all couplings, the visible bias for each column, the hidden bias, and
@@ -201,7 +201,7 @@ def factor_rank(link: Coupling) -> int:
 
 
 class FullPacking:
-    """Converter between the parameters and momenta in a state and the flat form.
+    """Converter between the flat form and the parameters and momenta of a training state.
 
     The layout may have a higher rank than the machine. The extra terms are zero and remain zero.
     """

@@ -419,7 +419,7 @@ class FullMatrixBackend(KernelBackend):
                 self._launch_contraction(batch, layer)
 
     def _launch_variances(self, batch: int, n_valid: int) -> None:
-        """Launch the kernel that computes the gradients for learned variances and performs their step."""
+        """Launch the kernel that computes the gradients for learned variances and updates the variances."""
         from mvrbm.backends.cuda.full_kernels import GATHERED
         from mvrbm.backends.cuda.full_variances import vary
 
@@ -547,5 +547,5 @@ def too_large_reason(layout: FullLayout, source: Source, device: torch.device) -
     masked = bool(source.with_masks[1]) or source.nan_is_missing  # masks take one byte per entry
     size = (4 + masked) * layout.visible * int(source.n_samples or 0)
     if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[1]:
-        return f"its data, {size / 1e9:.1f} GB as operands, would take a quarter of the device's memory"
+        return f"its data, {size / 1e9:.1f} GB as operands, would take more than a quarter of the device's memory"
     return None

@@ -1,4 +1,4 @@
-"""An update step that takes two kernel launches, for the CUDA graphs in :mod:`mvrbm.backends.graph`.
+"""An update step in two kernel launches, for use in the CUDA graphs of :mod:`mvrbm.backends.graph`.
 
 PyTorch requires about thirty launches for the same step, which computes the learning rates, applies momentum and weight
 decay, checks that all parameters are finite, and restores the parameters if they are not. The update rule is in
