@@ -38,7 +38,7 @@ _MASK = 0xFFFFFFFF
 # number.
 ANGLES = 0x40000000
 
-#: Step index: an integer, or a scalar tensor on a GPU that CUDA graphs can increment.
+#: Step index: an integer, or a scalar GPU tensor that CUDA graphs can increment.
 Step = int | Tensor
 
 
@@ -87,7 +87,7 @@ def layout(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def pitch_of(columns: int) -> int:
-    """Return the number of columns in the lines of `place`, as defined in the module docstring."""
+    """Return the pitch of lines with the given number of columns, as defined in the module docstring."""
     return columns if columns == 1 else columns - columns % 2
 
 
