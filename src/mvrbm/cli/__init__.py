@@ -1,8 +1,8 @@
 """Entry point and subcommands of the ``mvrbm`` command.
 
 Each module contains one group of commands. A command parses its arguments, makes one library call and prints the
-result. Results go to standard output; progress and errors go to standard error. Commands import the library when they
-run, so that the help and the version appear immediately. Set ``MVRBM_DEBUG=1`` to see the traceback of an error.
+result. Results go to standard output; progress and errors go to standard error. Commands import the library only when
+they run, so the help and the version appear immediately. Set ``MVRBM_DEBUG=1`` to see the traceback of an error.
 """
 
 import contextlib
@@ -150,7 +150,7 @@ def _handle(error: Exception) -> int:
 
 
 def _discard_output() -> None:
-    """Redirect standard output to the null device, so that flushing it at exit does not raise another error."""
+    """Redirect standard output to the null device so that flushing it at exit does not raise another error."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: standard output is not a real file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

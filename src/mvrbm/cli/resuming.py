@@ -34,7 +34,7 @@ class Resuming:
     log: Path | None = None
 
     def after_restart(self) -> Resuming:
-        """Return options that resume the run if torchrun has restarted this process, or unchanged options otherwise."""
+        """Return these options, changed to resume the run if torchrun has restarted this process."""
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
             return self
         return replace(self, resume=self.checkpoints is not None, force=True)

@@ -37,7 +37,7 @@ _NEGATIVE_HELP = "Sampling method for the negative phase."
 _CHAINS_HELP = "Number of chains for --negative pcd and tempered."
 _GIBBS_STEPS_HELP = "Number of Gibbs steps per update."
 _SHAPE_HELP = "Shape of a sample, if INPUT contains flattened samples."
-_LOG_HELP = "After each epoch, write metrics of up to 500 samples to this CSV."
+_LOG_HELP = "CSV file for metrics of up to 500 samples, one row per epoch."
 _SWEEP_HELP = "Train all combinations of values, such as 'rank=1,2;batch_size=50,100', and save the best model."
 
 
@@ -277,7 +277,7 @@ def _callbacks(model: Any, samples: Any, known: Any, log: Path | None, checkpoin
 
 
 def _fit(model: Any, samples: Any, out: Path, **arguments: Any) -> _Outcome:
-    """Fit and save the model, and return the outcome. If training is interrupted, save the partly trained model."""
+    """Fit and save the model, and return the outcome. If training is interrupted, save the partially trained model."""
     began = time.perf_counter()
     interrupt = None
     try:
