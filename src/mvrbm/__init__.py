@@ -3,7 +3,7 @@
 Layers are arrays of units, and couplings are structured linear maps between layers. :class:`BoltzmannMachine` combines
 both into a model. Units and couplings are in `mvrbm.units` and `mvrbm.couplings`, sampling and likelihoods in
 `mvrbm.sampling` and `mvrbm.likelihood`, training in `mvrbm.training`, and scikit-learn estimators in
-`mvrbm.estimators`. This module only re-exports their public names and defines :func:`load`.
+`mvrbm.estimators`. This module re-exports the public names of these subpackages and defines :func:`load`.
 """
 
 import importlib

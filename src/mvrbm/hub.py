@@ -64,8 +64,8 @@ class ModelCard:
     license : str, optional
         License for the weights, as a Hugging Face Hub identifier such as ``"bsd-3-clause"`` or ``"cc-by-4.0"``.
     figures : mapping of str to value
-        Evaluation results, keyed by name, such as ``{"test log-likelihood (nats)": -84.6}``. The names should state the
-        evaluation data and the command that produced the results.
+        Evaluation results, keyed by name (for example, ``{"test log-likelihood (nats)": -84.6}``). The names should
+        state the evaluation data and the command that produced the results.
 
     Examples
     --------
@@ -185,8 +185,8 @@ def find(model: str | os.PathLike[str]) -> Path:
 def is_hub_name(model: str | os.PathLike[str]) -> bool:
     """Return whether an argument to :func:`mvrbm.load` refers to a model on the Hub.
 
-    A string ``"user/name"`` refers to a model on the Hub unless a folder ``user`` exists. This prevents mistyped paths
-    to local models from being looked up on the Hub.
+    A string ``"user/name"`` refers to a model on the Hub unless a folder ``user`` exists. The check for this folder
+    prevents mistyped paths to local models from being looked up on the Hub.
     """
     return isinstance(model, str) and _NAME.fullmatch(model) is not None and not os.path.lexists(Path(model).parent)
 
@@ -287,7 +287,7 @@ def _loadable_name(card: ModelCard) -> str:
 
 
 def _layers(machines: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
-    """Yield one table row per layer: visible layers of the bottom machine, then the hidden layer of each machine."""
+    """Yield one table row per layer: first the visible layers of the bottom machine, then the hidden layers."""
     bottom = machines[0]
     for name, layer in bottom["visible"].items():
         yield name, layer["unit"], _shape(layer), _coupling(bottom["couplings"][name])

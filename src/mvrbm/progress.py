@@ -19,7 +19,7 @@ def report(unit: str, count: int = 1) -> None:
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Call `listener` for every report made inside the context."""
+    """Context manager that calls `listener` for every report made inside it."""
     _listeners.append(listener)
     try:
         yield

@@ -1,9 +1,9 @@
 """Save models to folders that contain `config.json` and `model.safetensors`, and load models from such folders.
 
 Folders are written atomically, and nothing is pickled. Before a model is built, the format, its version, and the names,
-shapes and dtypes of all tensors are validated. Classes that can be saved register their loaders with
-:func:`register`, so that this module does not have to import them. :mod:`mvrbm.training.checkpoints` writes training
-checkpoints, and :mod:`mvrbm.export` writes other formats.
+shapes and dtypes of all tensors are validated. Classes that can be saved register their loaders with :func:`register`,
+so this module does not have to import them. :mod:`mvrbm.training.checkpoints` writes training checkpoints, and
+:mod:`mvrbm.export` writes other formats.
 """
 
 import contextlib
@@ -105,7 +105,7 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") ->
 
 
 def save(model: Any, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Save a machine or an estimator to a folder, from which :func:`mvrbm.load` can load it.
+    """Save a machine or an estimator to a folder that :func:`mvrbm.load` can read.
 
     Parameters
     ----------
