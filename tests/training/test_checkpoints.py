@@ -366,6 +366,51 @@ def test_a_new_run_does_not_write_into_the_folder_of_another(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="requires fork")
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_kill_at_any_time_keeps_the_earlier_or_the_new_checkpoints(tmp_path, saves):
+    """The child process ends at its n-th change of a file or folder, without any cleanup."""
+
+    def replace(folder, n):
+        remaining = iter(range(n))
+
+        def end_after_n(change):
+            def changed(*args, **kwargs):
+                if next(remaining, None) is None:
+                    os._exit(1)
+                return change(*args, **kwargs)
+
+            return changed
+
+        for name in ("mkdir", "rename", "replace"):
+            setattr(Path, name, end_after_n(getattr(Path, name)))
+        shutil.rmtree = end_after_n(shutil.rmtree)
+        with checkpoints.replace_checkpoints(folder):
+            if saves:
+                (folder / "layer-0" / "update-000000003").mkdir()
+        os._exit(0)
+
+    codes = []
+    for n in range(20):
+        folder = tmp_path / str(n)
+        names = ["layer-0/update-000000001", "layer-0/update-000000002", "layer-1/update-000000001"]
+        for name in names:
+            (folder / name).mkdir(parents=True)
+            (folder / name / "trainer.json").write_text(name)
+        (folder / "mine").mkdir()
+        child = os.fork()
+        if child == 0:
+            replace(folder, n)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        found = {str(path.relative_to(folder)) for path in checkpoints.stored_checkpoints(folder)}
+        new = {"layer-0/update-000000003"}
+        assert found in ([new] if codes[-1] == 0 and saves else [set(names), new] if saves else [set(names)])
+        assert {path.name for path in folder.iterdir()} == {"layer-0", "layer-1", "mine"}
+        assert all((folder / name / "trainer.json").read_text() == name for name in found & set(names))
+    assert codes[0] == 1
+    assert codes[-1] == 0
+
+
 def test_leftovers_of_killed_runs_are_ignored_and_removed(tmp_path):
     trained(tmp_path)
     newest = checkpoints.newest(tmp_path)
