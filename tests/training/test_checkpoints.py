@@ -15,7 +15,7 @@ from torch import optim
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker
+from mvrbm import MVRBM, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker
 from mvrbm.models import mvrbm, replicated_softmax
 from mvrbm.saving import StorageError, read_machine
 from mvrbm.training import (
@@ -364,6 +364,44 @@ def test_a_new_run_does_not_write_into_the_folder_of_another(tmp_path):
     ):
         trained(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_save_does_not_write_into_the_folder_of_another_run(tmp_path):
+    """Also if the other run has a checkpoint after the same update, or fewer updates."""
+    trained(tmp_path)
+    before = contents(tmp_path)
+    for n_epochs in (2, 3):
+        other = Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=BATCH), seed=1)
+        other.fit(bits(), n_epochs, initialize=True)
+        with pytest.raises(StorageError, match="contains checkpoints from an earlier training run"):
+            other.save(tmp_path)
+        assert contents(tmp_path) == before
+
+
+def test_a_warm_start_does_not_write_into_the_folder_of_another_run(tmp_path):
+    trained(tmp_path)
+    before = contents(tmp_path)
+    model = MVRBM((2, 2), batch_size=BATCH, n_epochs=3, warm_start=True, random_state=0, device="cpu").fit(bits())
+    with pytest.raises(StorageError, match="contains checkpoints from an earlier training run"):
+        model.fit(bits(), callbacks=[Checkpoint(tmp_path)])
+    assert contents(tmp_path) == before
+    own = [Checkpoint(tmp_path / "own")]
+    model.fit(bits(), callbacks=own)
+    model.fit(bits(), callbacks=own)  # the same run continues
+    assert checkpoints.newest(tmp_path / "own").name == "update-000000036"
+
+
+def test_save_replaces_the_checkpoint_of_its_own_run_after_the_same_update(tmp_path):
+    trainer = trained(tmp_path)
+    with torch.no_grad():
+        trainer.machine.hidden.bias.fill_(0.25)
+    path = trainer.save(tmp_path)
+    assert (read_machine(path).hidden.bias == 0.25).all()
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["update-000000004", "update-000000008"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="requires fork")

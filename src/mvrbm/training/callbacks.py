@@ -76,6 +76,9 @@ class TrainingRun(Protocol):
     def save(self, folder: str | os.PathLike[str], keep: int = 2) -> Path:
         """Write a checkpoint to a checkpoint folder."""
 
+    def check_owns(self, folder: str | os.PathLike[str]) -> None:
+        """Raise StorageError if a folder contains checkpoints from another training run."""
+
 
 class Callback:
     """Base class for callbacks. All hooks do nothing by default."""
@@ -489,17 +492,16 @@ class Checkpoint(Periodic):
         self.folder = Path(folder)
         self.keep = whole_number(keep, "keep")
         self._lock = contextlib.ExitStack()
+        # Number of updates in the checkpoint that was saved last in this `fit`.
+        self._saved: int | None = None
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
         """Lock the folder. Raise StorageError if the folder contains checkpoints from another training run."""
+        self._saved = None
         with trainer.world.raise_together(StorageError):
             if not trainer.world.is_main:
                 return
-            if trainer.update == 0 and any(self.folder.glob("update-*")):
-                raise StorageError(
-                    f"{self.folder} contains checkpoints from an earlier training run; resume that run or choose "
-                    "another folder"
-                )
+            trainer.check_owns(self.folder)
             self._lock.close()
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -516,7 +518,9 @@ class Checkpoint(Periodic):
         return Checkpoint(layer_folder(self.folder, number), every=self.every, keep=self.keep)
 
     def act(self, trainer: TrainingRun) -> None:
-        trainer.save(self.folder, self.keep)
+        if trainer.update != self._saved:
+            trainer.save(self.folder, self.keep)
+            self._saved = trainer.update
 
     def on_train_end(self, trainer: TrainingRun) -> None:
         """Save the final state unless training failed, then unlock the folder."""
