@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mvrbm import MVRBM, BoltzmannMachine, Categorical, DeepMVRBM, Dense, Gaussian
+from mvrbm.errors import InputError
 from mvrbm.likelihood import log_likelihood
 from mvrbm.models import mvrbm
 from mvrbm.training import (
@@ -332,9 +333,39 @@ def test_csv_log_holds_the_history(tmp_path):
     assert rows_of(path) == as_text(trainer.history)
     assert list(rows_of(path)[0])[:2] == ["epoch", "update"]
     trainer.fit(x, 5, initialize=True)
-    assert len(rows_of(path)) == 5
-    Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x), CSVLog(path)]).fit(x, 1, initialize=True)
-    assert len(rows_of(path)) == 1  # a new training, a new log
+    assert rows_of(path) == as_text(trainer.history)
+    assert len(trainer.history) == 5
+
+
+@pytest.mark.parametrize("n_epochs", [0, 2])
+def test_csv_log_replaces_the_file_of_another_run_only_on_request(tmp_path, n_epochs):
+    """Neither a new run nor one that has logged metrics before."""
+    path = tmp_path / "run.csv"
+    x = bits()
+    Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x), CSVLog(path)]).fit(x, 3, initialize=True)
+    for content in (path.read_text(), "notes\n"):
+        path.write_text(content)
+        other = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x)]).fit(x, n_epochs, initialize=True)
+        other.callbacks = [Monitor(x), CSVLog(path)]
+        with pytest.raises(InputError, match=r"run.csv already exists and is not the log of this training run"):
+            other.fit(x, 4)
+        assert path.read_text() == content
+        other.callbacks = [Monitor(x), CSVLog(path, overwrite=True)]
+        other.fit(x, 4)
+        assert rows_of(path) == as_text(other.history)
+
+
+def test_csv_log_of_a_stack_has_one_file_per_machine(tmp_path):
+    class Half(Callback):
+        def on_epoch_end(self, trainer):
+            trainer.log({"half": trainer.update / 2})
+
+    model = DeepMVRBM(((3, 2), (2, 2)), n_epochs=2, random_state=0, device="cpu", warm_start=True)
+    for n_epochs in (2, 4):
+        model.fit(bits(), callbacks=[Half(), CSVLog(tmp_path / "run.csv")])
+        for number in range(2):
+            assert rows_of(tmp_path / f"run-layer-{number}.csv") == as_text(model.trainers_[number].history)
+            assert len(model.trainers_[number].history) == n_epochs
 
 
 class KilledError(Exception):

@@ -264,7 +264,7 @@ def _callbacks(model: Any, samples: Any, known: Any, log: Path | None, checkpoin
 
     callbacks: list[Callback] = []
     if log is not None:
-        callbacks += [Monitor.on(samples, known), CSVLog(log)]
+        callbacks += [Monitor.on(samples, known), CSVLog(log, overwrite=True)]  # the command has checked the file
     elif known is None or known.reshape(len(known), -1).all(1).any():
         callbacks.append(Monitor.on(samples, known, pseudo_sites=0))
     if checkpoints is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mvrbm.data.sources import Batch, as_source
 from mvrbm.distributed import World
-from mvrbm.errors import StorageError
+from mvrbm.errors import InputError, StorageError
 from mvrbm.extras import require
 from mvrbm.io.atomic import lock
 from mvrbm.likelihood import log_likelihood_interval
@@ -337,21 +337,60 @@ def _reconstruction_error(trainer: TrainingRun, data: dict[str, Tensor]) -> floa
 
 
 class CSVLog(Reporter):
-    """Callback that writes the metrics to a CSV file, which it replaces if it exists.
+    """Callback that writes the metrics to a CSV file.
 
-    A resumed training run continues writing to the same file.
+    A training run that continues or resumes also continues its file. Each machine in a stack writes a separate file,
+    such as `log-layer-0.csv`.
+
+    Parameters
+    ----------
+    path : path
+        Output file.
+    overwrite : bool
+        Whether to replace an existing file that is not the log of this training run. If False, such a file raises
+        `InputError` when training starts.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         self.path = Path(path)
+        self.overwrite = overwrite
         self._names: list[str] = []
+        # File that the training run to resume wrote to.
+        self._resumed: str | None = None
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
         """Rewrite the file from the history. This drops rows logged after the checkpoint that is resumed."""
+        resumed = self._resumed == str(self.path.resolve())
+        if not (self.overwrite or resumed or self._is_unused() or self._continues(trainer.history)):
+            raise InputError(
+                f"{self.path} already exists and is not the log of this training run; choose another file or pass "
+                "overwrite=True to replace it"
+            )
+        self._resumed = None
         self.path.unlink(missing_ok=True)
         self._names = []
         for row in trainer.history:
             self.on_log(trainer, row)
+
+    def _is_unused(self) -> bool:
+        return not self.path.exists() or self.path.stat().st_size == 0
+
+    def _continues(self, history: list[dict[str, float]]) -> bool:
+        """Return whether the file starts with the rows in `history`. The last of these rows may be missing."""
+        with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
+            names, *rows = csv.reader(file)
+        logged = [[str(row.get(name, "")) for name in names] for row in history[: len(rows)]]
+        return bool(logged) and rows[: len(logged)] == logged
+
+    def for_layer(self, number: int) -> Callback:
+        path = self.path.with_stem(f"{self.path.stem}-layer-{number}")
+        return CSVLog(path, overwrite=self.overwrite)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"file": str(self.path.resolve())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._resumed = state.get("file")
 
     def on_log(self, trainer: TrainingRun, row: dict[str, float]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
