@@ -51,3 +51,26 @@ def test_text_with_as_many_values_as_rows_is_copied():
     assert filled["size"].notna().all()
     chosen = MVRBMImputer("none", n_factors=1, random_state=0).fit(frame.astype({"name": "category"}))
     assert len(chosen.encoding_.categories) == 2
+
+
+def test_standard_deviations_have_the_columns_of_the_result():
+    """Copied columns are at the beginning, in the middle and at the end; a category has one column per value."""
+    names = np.array([f"name {i}" for i in range(40)], dtype=object)
+    names[3] = None
+    numbers = np.random.default_rng(0).normal(size=(40, 2))
+    numbers[5, 0] = np.nan
+    colors = ["red", "blue"] * 19 + ["red", None]
+    empty = np.full(40, np.nan)
+    values = [names, numbers[:, 0], names, empty, colors, names[::-1], numbers[:, 1], names]
+    table = pd.DataFrame(dict(zip("abcdefgh", values, strict=True)))
+    with pytest.warns(UserWarning, match="excluded|dropped"):
+        imputer = MVRBMImputer(random_state=0, correction="none").fit(table)
+    assert list(imputer.transform(table)) == list("abcefgh")
+    found = imputer.standard_deviation(table)
+    alone = MVRBMImputer(random_state=0, correction="none").fit(table[["b", "e", "g"]])
+    expected = np.zeros((40, 8))
+    expected[3, [0, 2, 7]] = np.nan
+    expected[36, 5] = np.nan
+    expected[:, [1, 3, 4, 6]] = alone.standard_deviation(table[["b", "e", "g"]])
+    np.testing.assert_array_equal(found, expected)
+    assert expected[5, 1] > 0

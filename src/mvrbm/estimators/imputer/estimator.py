@@ -292,12 +292,13 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         """Return the standard deviation of each missing entry given the known entries. For known entries, return 0.
 
         The result has the shape of the output of :meth:`transform`, except that each categorical column is replaced
-        with one column per category.
+        with one column per category. Missing entries of columns that are not part of the model are NaN.
         """
         check_is_fitted(self)
         rows = self._read(X, reset=False)
         deviations = self._calibration * self._map_samples(rows, self._predictor.deviation)
-        return torch.where(torch.isnan(rows), deviations, 0.0).numpy().reshape(len(rows), *self._shape_out)
+        found = torch.where(torch.isnan(rows), deviations, 0.0).numpy().reshape(len(rows), *self._shape_out)
+        return self._encoding.with_copied(found, X)
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
         """Return the column names of the output of :meth:`transform`."""

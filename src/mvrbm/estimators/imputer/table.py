@@ -185,6 +185,15 @@ class TableEncoding:
             table[:, place] = values
         return table
 
+    def with_copied(self, rows: Array, like: Any) -> Array:
+        """Insert a column for each copied column into encoded rows: 0 for known entries and NaN for missing ones."""
+        if not self.copied:
+            return rows
+        starts = np.cumsum([0, *self.widths])
+        places = [int(starts[self.kept[:column].sum()]) for column in self.copied]
+        columns = [np.where(_known_values(like, column)[1], 0.0, np.nan) for column in self.copied]
+        return np.insert(rows, places, np.column_stack(columns), axis=1)
+
     def describe(self) -> dict[str, Any]:
         """Return a JSON-serializable description of the encoding."""
         categories = {str(column): describe_classes(values) for column, values in self.categories.items()}
