@@ -189,9 +189,17 @@ def as_array(X: Any) -> Any:
     if isinstance(dtype, np.dtype) and dtype.kind in "USMmV":
         raise ValueError(f"X must contain numbers, got an array of dtype {dtype}")
     for name in getattr(X, "columns", ()):
-        if X[name].ndim == 1 and getattr(X[name].dtype, "kind", "O") not in "biuf" and _not_numeric(X[name]):
+        if X[name].ndim == 1 and not is_number_type(X[name].dtype) and _not_numeric(X[name]):
             raise ValueError(f"column {name!r} of X is not numeric; drop it or replace it with numbers")
     return X
+
+
+def is_number_type(dtype: Any) -> bool:
+    """Return whether a data frame column of the given dtype contains numbers.
+
+    Booleans are not numbers: tables treat them as categories. Where numbers are required, they convert to 0 and 1.
+    """
+    return getattr(dtype, "kind", "O") in "iuf"
 
 
 def _not_numeric(column: Any) -> bool:

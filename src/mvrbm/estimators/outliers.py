@@ -18,11 +18,11 @@ from mvrbm.couplings import Dense, Kronecker
 from mvrbm.errors import StorageError
 from mvrbm.estimators.base import as_rows, check_finite
 from mvrbm.estimators.batches import ROWS_AT_ONCE, Array, batches
-from mvrbm.estimators.imputer.table import TableEncoding
 from mvrbm.estimators.inputs import VISIBLE, as_array, dtype_for, without_wrapper
 from mvrbm.estimators.parameters import unit_named
 from mvrbm.estimators.persistence import SavedEstimator, forget_names, restore_names, saved_names
 from mvrbm.estimators.rbm import TVRBM
+from mvrbm.estimators.table_encoding import TableEncoding
 from mvrbm.estimators.undo import undo_on_error
 from mvrbm.io.shards import Rows
 from mvrbm.likelihood.masked import block_masks, masked_errors

@@ -25,10 +25,10 @@ from mvrbm.estimators.imputer.masking import Samples, hold_out
 from mvrbm.estimators.imputer.predictor import Predictor
 from mvrbm.estimators.imputer.scaling import Scaling, data_range
 from mvrbm.estimators.imputer.selection import choose_factors, entry_weights, fit_to_shown
-from mvrbm.estimators.imputer.table import TableEncoding
 from mvrbm.estimators.inputs import dtype_for, without_wrapper
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names
+from mvrbm.estimators.table_encoding import TableEncoding
 from mvrbm.estimators.undo import undo_on_error
 from mvrbm.io.shards import Rows
 from mvrbm.machine import BoltzmannMachine

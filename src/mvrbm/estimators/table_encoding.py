@@ -12,8 +12,8 @@ import numpy as np
 
 from mvrbm.errors import StorageError
 from mvrbm.estimators.batches import Array
-from mvrbm.estimators.imputer.dates import date_format, days_of, fill_dates
-from mvrbm.estimators.inputs import as_array
+from mvrbm.estimators.dates import date_format, days_of, fill_dates
+from mvrbm.estimators.inputs import as_array, is_number_type
 from mvrbm.estimators.labels import classes_from, describe_classes
 
 # A text column with more categories than this, and with more categories than half of its known entries, is copied.
@@ -32,7 +32,7 @@ class TableEncoding:
     categories : dict of int to array
         Sorted categories of each categorical column, keyed by column index.
     dates : dict of int to str
-        Format of each date column, keyed by column index. See :mod:`mvrbm.estimators.imputer.dates`.
+        Format of each date column, keyed by column index. See :mod:`mvrbm.estimators.dates`.
     copied : list of int
         Indices of the columns that are not part of the model and are copied unchanged.
     kept : boolean array
@@ -244,7 +244,7 @@ def _categorical_columns(X: Any, categorical: Any) -> Array:
             )
         if not _is_frame(X):
             return none
-        return np.flatnonzero([getattr(dtype, "kind", "O") not in "iuf" for dtype in X.dtypes])
+        return np.flatnonzero([not is_number_type(dtype) for dtype in X.dtypes])
     given = np.asarray(categorical)
     if given.dtype.kind in "OU":
         return _columns_by_name(X, given)

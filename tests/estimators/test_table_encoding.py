@@ -1,11 +1,11 @@
-"""Dates in data frames: filled in as numbers, returned as dates."""
+"""Tables: dates, categories, and columns that are copied."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from mvrbm import MVRBMImputer
-from mvrbm.estimators.imputer.dates import date_format, days_of, fill_dates
+from mvrbm import RBM, MVRBMImputer
+from mvrbm.estimators.dates import date_format, days_of, fill_dates
 
 DAYS = pd.date_range("2021-03-05", periods=40)
 FORMATS = ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d %B %Y", "%Y-%m-%d %H:%M:%S"]
@@ -74,3 +74,13 @@ def test_standard_deviations_have_the_columns_of_the_result():
     expected[:, [1, 3, 4, 6]] = alone.standard_deviation(table[["b", "e", "g"]])
     np.testing.assert_array_equal(found, expected)
     assert expected[5, 1] > 0
+
+
+def test_boolean_columns_are_categories_in_tables_and_numbers_elsewhere():
+    frame = pd.DataFrame({"flag": [True, False] * 20, "number": [1.0, 0.0] * 20})
+    frame["flag"] = frame["flag"].astype("boolean").mask(np.arange(40) == 4)
+    filled = MVRBMImputer("none", random_state=0).fit_transform(frame)
+    assert filled["flag"].tolist() == [True, False] * 20
+    flags = frame[["number"]].astype(bool)
+    numbers = [RBM(1, n_epochs=2, random_state=0).fit(rows).score_samples(rows) for rows in (flags, flags * 1.0)]
+    np.testing.assert_allclose(*numbers, rtol=1e-4)
