@@ -3,9 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
 
-from mvrbm import RBM, MVRBMImputer
-from mvrbm.estimators.dates import date_format, days_of, fill_dates
+from mvrbm import RBM, MVRBMImputer, MVRBMOutlierDetector
+from mvrbm.estimators.dates import date_formats, days_of, fill_dates
 
 DAYS = pd.date_range("2021-03-05", periods=40)
 FORMATS = ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d %B %Y", "%Y-%m-%d %H:%M:%S"]
@@ -14,7 +15,7 @@ FORMATS = ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d %B %Y", "%Y-%m-%d %H:%M:%S"]
 @pytest.mark.parametrize("form", FORMATS)
 def test_text_in_one_format_is_read_as_dates(form):
     column = pd.Series(DAYS.strftime(form))
-    assert date_format(column) == form
+    assert date_formats(column) == [form]
     np.testing.assert_array_equal(np.diff(days_of(column, form)), 1)
     holes = column.mask(np.arange(40) == 7)
     assert fill_dates(holes, form, days_of(column, form)).tolist() == column.tolist()
@@ -24,13 +25,40 @@ def test_text_in_one_format_is_read_as_dates(form):
 def test_dates_keep_their_type(zone):
     column = pd.Series(DAYS.tz_localize(zone))
     holes = column.mask(np.arange(40) == 7)
-    filled = fill_dates(holes, date_format(holes), days_of(column, date_format(column)))
+    filled = fill_dates(holes, *date_formats(holes), days_of(column, *date_formats(column)))
     pd.testing.assert_series_equal(filled, column)
 
 
 @pytest.mark.parametrize("values", [["a", "b"], ["2020-01-01", "soon"], [None, None], [1.5, "2020-01-01"]])
 def test_other_columns_are_no_dates(values):
-    assert date_format(pd.Series(values, dtype=object)) is None
+    assert date_formats(pd.Series(values, dtype=object)) == []
+
+
+AMBIGUOUS = [f"0{1 + k % 9}/0{1 + k % 7}/2021" for k in range(40)]
+
+
+@pytest.mark.parametrize(("dayfirst", "form"), [(None, "%m/%d/%Y"), (False, "%m/%d/%Y"), (True, "%d/%m/%Y")])
+@pytest.mark.parametrize("estimator", [MVRBMImputer("none"), MVRBMOutlierDetector(n_epochs=1)])
+def test_ambiguous_dates_are_read_month_first_with_a_warning_unless_told(estimator, dayfirst, form, recwarn):
+    """ISO dates and dates with a day after the 12th are never ambiguous."""
+    frame = pd.DataFrame(
+        {
+            "day": AMBIGUOUS,
+            "iso": DAYS[:5].repeat(8).strftime("%Y-%m-%d"),
+            "clear": DAYS.strftime("%m/%d/%Y"),
+            "german": DAYS.strftime("%d.%m.%Y"),
+        }
+    )
+    fitted = clone(estimator).set_params(random_state=0, device="cpu", dayfirst=dayfirst).fit(frame)
+    assert fitted._encoding.dates == {0: form, 1: "%Y-%m-%d", 2: "%m/%d/%Y", 3: "%d.%m.%Y"}
+    messages = [str(warning.message) for warning in recwarn]
+    message = "dates in columns ['day'] are read month first, but could also be read day first; pass dayfirst=True or"
+    assert [text.startswith(message) for text in messages] == ([True] if dayfirst is None else [])
+
+
+def test_dayfirst_is_checked():
+    with pytest.raises(ValueError, match="dayfirst must be True, False or None, got 'yes'"):
+        MVRBMImputer(dayfirst="yes").fit(pd.DataFrame({"day": AMBIGUOUS}))
 
 
 def test_an_imputer_names_a_date_in_another_format():

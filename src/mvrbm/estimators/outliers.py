@@ -105,6 +105,9 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         See :class:`MVRBM`.
     recipe : str or Recipe, default="generative"
         Training settings. See :class:`MVRBM`.
+    dayfirst : bool, optional
+        Whether dates such as 05/03/2021 start with the day (True) or the month (False), if both are possible for all
+        dates in a column. By default, they are read month first, with a warning.
     random_state : int, RandomState or None, default=None
         Seed or generator for training. Pass an int for reproducible results. The masks do not depend on it.
     device : str or torch.device, default="auto"
@@ -149,6 +152,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     batch_size: int | None = None
     learning_rate: float | None = None
     recipe: str | Recipe = "generative"
+    dayfirst: bool | None = None
     random_state: Any = None
     device: Any = "auto"
     verbose: int = 0
@@ -296,7 +300,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         """
         X = without_wrapper(X)
         if reset:
-            self._encoding = TableEncoding.of(X, "from_dtype")
+            self._encoding = TableEncoding.of(X, "from_dtype", self.dayfirst)
         if self._encoding.is_mixed:
             return self._read_table(X, reset=reset)
         given = as_array(X)

@@ -12,7 +12,7 @@ import numpy as np
 
 from mvrbm.errors import StorageError
 from mvrbm.estimators.batches import Array
-from mvrbm.estimators.dates import date_format, days_of, fill_dates
+from mvrbm.estimators.dates import date_formats, days_of, fill_dates
 from mvrbm.estimators.inputs import as_array, is_number_type
 from mvrbm.estimators.labels import classes_from, describe_classes
 
@@ -46,17 +46,22 @@ class TableEncoding:
     kept: Array = field(default_factory=lambda: np.ones(0, dtype=bool))
 
     @classmethod
-    def of(cls, X: Any, categorical: Any) -> TableEncoding:
+    def of(cls, X: Any, categorical: Any, dayfirst: bool | None = None) -> TableEncoding:
         """Create an encoding for a table by finding its categorical columns and their categories.
 
-        `categorical` is the value of the imputer's parameter `categorical_features`.
+        `categorical` and `dayfirst` are the values of the imputer's parameters `categorical_features` and `dayfirst`.
         """
+        if dayfirst not in (None, True, False):
+            raise ValueError(f"dayfirst must be True, False or None, got {dayfirst!r}")
         found = cls()
+        ambiguous = []
         for column in _categorical_columns(X, categorical).tolist():
             # Only columns that were found by their dtype can turn out not to be categorical.
             automatic = isinstance(categorical, str) and getattr(X.dtypes.iloc[column], "name", "") != "category"
-            if automatic and (date := date_format(X.iloc[:, column])) is not None:
-                found.dates[column] = date
+            if automatic and (formats := date_formats(X.iloc[:, column])):
+                found.dates[column] = formats[-1 if dayfirst else 0]
+                if len(formats) > 1 and dayfirst is None:
+                    ambiguous.append(str(X.columns[column]))
                 continue
             values, known = _known_values(X, column)
             categories = np.unique(values)
@@ -64,6 +69,12 @@ class TableEncoding:
                 found.copied.append(column)
             else:
                 found.categories[column] = categories
+        if ambiguous:
+            warnings.warn(
+                f"dates in columns {ambiguous} are read month first, but could also be read day first; pass "
+                "dayfirst=True or dayfirst=False",
+                stacklevel=4,
+            )
         if found.copied:
             names = [str(X.columns[column]) for column in found.copied]
             warnings.warn(

@@ -102,6 +102,9 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     keep_empty_features : bool, default=False
         Whether to keep columns of 2-D data that have no known entries and fill them with 0. If False, `transform` drops
         these columns. For data with more than two axes, all entries are kept.
+    dayfirst : bool, optional
+        Whether dates such as 05/03/2021 start with the day (True) or the month (False), if both are possible for all
+        dates in a column. By default, they are read month first, with a warning.
     random_state : int, RandomState or None, default=None
         Seed or generator for random numbers. Pass an int for reproducible results.
     device : str or torch.device, default="auto"
@@ -143,6 +146,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     batch_size: int = 200
     learning_rate: float = 0.001
     keep_empty_features: bool = False
+    dayfirst: bool | None = None
     random_state: Any = None
     device: str | torch.device = "auto"
     verbose: int = 0
@@ -345,7 +349,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         X = without_wrapper(X)
         X = np.asarray(X) if isinstance(X, Rows) else X
         if reset:
-            self._encoding = TableEncoding.of(X, self.categorical_features)
+            self._encoding = TableEncoding.of(X, self.categorical_features, self.dayfirst)
         elif self._encoding.is_mixed:
             validate_data(self, X, reset=False, skip_check_array=True)  # validates the order of the columns
         X, shape = self._encoding.to_numbers(X)
