@@ -10,6 +10,7 @@ _TRAIN_HELP = "Training data, in the same format as INPUT. It may have missing e
 _MODEL_HELP = "Use the saved imputer in this folder instead of training one."
 _DEVIATIONS_HELP = "Also write the standard deviation of each missing entry to this .npy file."
 _CATEGORICAL_HELP = "Numeric columns to treat as categorical. Text columns are always categorical."
+_CLIP_HELP = "Whether to limit filled-in values to the range of the training data."
 _AXES_HELP = "Number of leading axes that index samples."
 _AXES_DEFAULT = "chosen on held-out entries"
 # Maximum number of distinct integers in a numeric column that is reported because it may be categorical.
@@ -27,6 +28,7 @@ def impute(
     sample_axes: Annotated[int | None, opt.new(_AXES_HELP, default=_AXES_DEFAULT, min=1)] = None,
     epochs: Annotated[int | None, opt.new("Number of epochs.", default="3,000 to 6,000 updates", min=1)] = None,
     dayfirst: opt.DayFirst = None,
+    clip: Annotated[bool | None, opt.new(_CLIP_HELP, "--clip/--no-clip", default="clip")] = None,
     rows: opt.Rows = None,
     columns: opt.Columns = None,
     seed: opt.Seed = 0,
@@ -40,7 +42,13 @@ def impute(
 
     Missing entries are represented by NaN in arrays and by empty fields in tables.
     """
-    settings = {"categorical": categorical, "sample_axes": sample_axes, "epochs": epochs, "day_first": dayfirst}
+    settings = {
+        "categorical": categorical,
+        "sample_axes": sample_axes,
+        "epochs": epochs,
+        "day_first": dayfirst,
+        "clip": clip,
+    }
     opt.check_not_training(model_folder, train=train, save=save, **settings)
     is_table = out.suffix == ".csv"
     if categorical is not None and not is_table:
@@ -60,6 +68,7 @@ def impute(
         imputer = mvrbm.MVRBMImputer(
             sample_axes="auto" if sample_axes is None else sample_axes,
             n_epochs=epochs,
+            clip=clip is not False,
             dayfirst=dayfirst,
             random_state=seed,
             device=device,

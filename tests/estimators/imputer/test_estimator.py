@@ -9,6 +9,7 @@ from sklearn.impute import KNNImputer, SimpleImputer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mvrbm
+from environment import fixed_seeds
 from mvrbm import MVRBMImputer, RandomSource
 from mvrbm.estimators.imputer.factors import Factors
 from mvrbm.estimators.imputer.masking import hold_out
@@ -146,6 +147,22 @@ def test_predictions_stay_in_the_range_of_the_data():
     np.testing.assert_allclose(
         whole.transform(np.reshape(extremes, (2, 1, 3)))[:, 0], [[-9, *[low.min()] * 2], [0, *[high.max()] * 2]]
     )
+
+
+def test_without_clipping_predictions_and_draws_leave_the_range():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 1)) * [1, 2, 3] + 0.01 * rng.normal(size=(60, 3))
+    far = [[10, np.nan, np.nan]]
+    settings = {"n_factors": 1, "n_epochs": 5, "random_state": 0, "clip": False}
+    for correction in ("none", "rectified"):
+        imputer = MVRBMImputer(correction, **settings).fit(x)
+        np.testing.assert_allclose(imputer.transform(far), [[10, 20, 30]], rtol=0.05)
+    assert not imputer.correction_.bounded
+    with fixed_seeds():
+        columns = np.random.default_rng(0).normal(size=(100, 2))  # from -2.4 to 2.0
+    (draws,) = MVRBMImputer("none", **settings).fit(columns).draw(np.full((20_000, 2), np.nan), 1)
+    assert (draws < columns.min(0)).any(0).all()  # at least 160 are expected
+    assert (draws > columns.max(0)).any(0).all()
 
 
 @pytest.mark.parametrize("shape", [(6,), (2, 3)])

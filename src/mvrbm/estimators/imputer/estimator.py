@@ -19,7 +19,7 @@ from torch import Tensor
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
 from mvrbm.estimators.batches import Array
-from mvrbm.estimators.imputer.correction import Correction, CorrectionTrainer
+from mvrbm.estimators.imputer.correction import FILLED, FILLED_UNBOUNDED, Correction, CorrectionTrainer
 from mvrbm.estimators.imputer.factors import Factors
 from mvrbm.estimators.imputer.masking import Samples, hold_out
 from mvrbm.estimators.imputer.predictor import Predictor
@@ -69,7 +69,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     missing entries linearly from the known entries. A correction, which consists of two more machines with rectified or
     binary hidden units, learns to improve these predictions. The imputer holds out some of the known entries, in the
     same patterns as the missing entries, and selects the settings that predict them best: the number of factors,
-    whether to use the correction, and whether to limit its predictions to the range of the data.
+    whether to use the correction, and whether the correction itself limits its predictions to the range of the data.
 
     Parameters
     ----------
@@ -99,6 +99,11 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         Number of samples per update when training the correction.
     learning_rate : float, default=0.001
         Initial learning rate for training the correction.
+    clip : bool, default=True
+        Whether to limit filled-in values and draws to the range of the training data: the range of each column for 2-D
+        data, or the range of all entries for data with more axes. This reduces the error on data with natural limits,
+        such as images and counts, and has almost no effect on means in most other tables. Use False for unbounded
+        columns if new samples may lie outside the range, or if the tails of draws matter.
     keep_empty_features : bool, default=False
         Whether to keep columns of 2-D data that have no known entries and fill them with 0. If False, `transform` drops
         these columns. For data with more than two axes, all entries are kept.
@@ -145,6 +150,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     n_epochs: int | None = None
     batch_size: int = 200
     learning_rate: float = 0.001
+    clip: bool = True
     keep_empty_features: bool = False
     dayfirst: bool | None = None
     random_state: Any = None
@@ -238,6 +244,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             learning_rate=self.learning_rate,
             rng=rng,
             report=self._report,
+            filled=FILLED if self.clip else FILLED_UNBOUNDED,
         )
         error, correction = trainer.train()
         return correction if self.correction != "auto" or error < trainer.linear_error() else None
@@ -328,7 +335,9 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     def _filled(self, X: Any, fill: Callable[[Tensor, Tensor], Tensor]) -> Any:
         """Replace missing entries with the predictions of `fill`, a function of samples and masks of known entries."""
         rows = self._read(X, reset=False)
-        values = self._predictor.scaling.clamp(self._map_samples(rows, fill))
+        values = self._map_samples(rows, fill)
+        if self.clip:
+            values = self._predictor.scaling.clamp(values)
         return self._encoding.decode(torch.where(torch.isnan(rows), values, rows).numpy(), X, self._shape_out)
 
     @torch.no_grad()
