@@ -9,6 +9,8 @@ from torch import nn
 
 # Attributes that contain a trainer, a list of trainers or None.
 _TRAINERS = frozenset(["trainer_", "trainers_"])
+# Attribute that contains the chains of an estimator without trainers.
+_CHAINS = "_saved_chains"
 
 
 @contextlib.contextmanager
@@ -24,7 +26,7 @@ def undo_on_error(estimator: Any, trained_in_place: Iterable[nn.Module] = ()) ->
     tensors = [tensor for module in trained_in_place for tensor in (*module.parameters(), *module.buffers())]
     values = [tensor.detach().clone() for tensor in tensors]
     n_updates = [trainer.update for trainer in _trainers_of(estimator)]
-    has_chains = bool(tensors) and "_saved_chains" in attributes
+    has_chains = bool(tensors) and _CHAINS in attributes
     chains = {name: chain.clone() for name, chain in estimator.chains_.items()} if has_chains else {}
     try:
         yield
@@ -37,7 +39,7 @@ def undo_on_error(estimator: Any, trained_in_place: Iterable[nn.Module] = ()) ->
         if n_updates != [trainer.update for trainer in _trainers_of(estimator)]:
             vars(estimator).update(dict.fromkeys(_TRAINERS & attributes.keys()))
             if has_chains:
-                estimator._saved_chains = chains
+                vars(estimator)[_CHAINS] = chains
         raise
 
 
