@@ -36,6 +36,7 @@ def run(**settings):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0, 2])
 def test_programs_have_the_offset_of_the_seeds(offset):
     shifted = 1 + 1_000_003 * offset
@@ -46,6 +47,7 @@ def test_programs_have_the_offset_of_the_seeds(offset):
     assert numbers == [*numpy_numbers, shifted, source]
 
 
+@pytest.mark.slow
 def test_programs_have_the_c_code_of_the_test_run():
     assert run(MVRBM_TEST_PROCESSOR="none")[1] is None
     if compiled.library() is not None:
