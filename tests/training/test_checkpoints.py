@@ -31,6 +31,7 @@ from mvrbm.training import (
     checkpoints,
 )
 from mvrbm.training.checkpoints import runs
+from mvrbm.training.parts import part_folder
 
 
 @pytest.fixture(autouse=True)
@@ -402,6 +403,21 @@ def test_save_replaces_the_checkpoint_of_its_own_run_after_the_same_update(tmp_p
     path = trainer.save(tmp_path)
     assert (read_machine(path).hidden.bias == 0.25).all()
     assert sorted(place.name for place in tmp_path.iterdir()) == ["update-000000004", "update-000000008"]
+
+
+@pytest.mark.parametrize(
+    ("part", "details", "name"),
+    [("layer", [2], "layer-2"), ("step", [0, "images"], "step-0-images"), ("fit", [], "fit")],
+)
+def test_checkpoints_of_parts_are_found(tmp_path, part, details, name):
+    folder = part_folder(tmp_path, part, *details)
+    assert folder == tmp_path / name
+    for place in (folder / "update-000000001", tmp_path / f"{name}-mine" / "update-000000001"):
+        place.mkdir(parents=True)
+    assert checkpoints.stored_checkpoints(tmp_path) == [folder / "update-000000001"]
+    for wrong in (("other",), (part, *details, "mine!")):
+        with pytest.raises(ValueError, match="is not the name of a part of a training run"):
+            part_folder(tmp_path, *wrong)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="requires fork")

@@ -26,6 +26,7 @@ from mvrbm.likelihood.pseudo import mean_pseudo_log_likelihood
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import mean_field
+from mvrbm.training.parts import part_folder
 from mvrbm.updates.state import TrainState
 from mvrbm.validation import whole_number
 
@@ -554,7 +555,7 @@ class Checkpoint(Periodic):
                 raise StorageError(f"{self.folder} cannot be written: {error.strerror or error}") from error
 
     def for_layer(self, number: int) -> Callback:
-        return Checkpoint(layer_folder(self.folder, number), every=self.every, keep=self.keep)
+        return Checkpoint(part_folder(self.folder, "layer", number), every=self.every, keep=self.keep)
 
     def act(self, trainer: TrainingRun) -> None:
         if trainer.update != self._saved:
@@ -568,8 +569,3 @@ class Checkpoint(Periodic):
                 self.act(trainer)
         finally:
             self._lock.close()
-
-
-def layer_folder(folder: str | os.PathLike[str], number: int) -> Path:
-    """Return the checkpoint folder for one machine in a stack."""
-    return Path(folder) / f"layer-{number}"

@@ -10,10 +10,8 @@ from mvrbm.errors import StorageError
 from mvrbm.io.atomic import lock, recover_folder
 from mvrbm.training.checkpoints.descents import is_descent
 from mvrbm.training.checkpoints.runs import all_in
+from mvrbm.training.parts import is_part
 
-# Subfolders for the parts of a training run: machines of a stack, candidates of a sweep, and training steps. Other
-# subfolders may belong to other training runs.
-_PART = re.compile(r"layer-\d+|candidate-\d+|step-\d+-\w+|fit|pretraining|tuning")
 # Name of a folder that was being replaced when its process was killed. See mvrbm.io.atomic.
 _FORMER = re.compile(r"\.(.+)\.former")
 # Subfolder for the checkpoints of an earlier run, until the run that replaces them has saved a checkpoint.
@@ -35,7 +33,7 @@ def _all_checkpoints(folder: Path) -> list[Path]:
     if is_descent(folder):
         found.append(folder)
     names = {_FORMER.sub(r"\1", entry.name) for entry in folder.iterdir() if entry.is_dir()}
-    for name in sorted(filter(_PART.fullmatch, names)):
+    for name in sorted(filter(is_part, names)):  # other subfolders may belong to other training runs
         found += _all_checkpoints(recover_folder(folder / name))
     return found
 
