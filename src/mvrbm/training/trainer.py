@@ -611,7 +611,7 @@ class Trainer:
 
 @register(CHECKPOINT)
 def load_checkpoint(folder: Path, config: dict[str, Any], device: str | torch.device) -> Trainer:
-    """Create a trainer that resumes from a checkpoint. Used by :func:`mvrbm.load`.
+    """Create a trainer that resumes from a checkpoint, without its callbacks. Used by :func:`mvrbm.load`.
 
     `folder` contains either a single checkpoint or several checkpoints, of which the most recent one is used.
     """
@@ -619,9 +619,11 @@ def load_checkpoint(folder: Path, config: dict[str, Any], device: str | torch.de
     if path is None:
         raise StorageError(f"{folder} contains no checkpoints")
     plain = checkpoints.read_settings(path)
+    if plain["settings"].get("steps") is not None or plain.get("scheduler") is not None:
+        raise StorageError(
+            f"{path} was saved with an optimizer or a scheduler; create the same Trainer and call its resume method"
+        )
     known = {name: plain["settings"][name] for name in ("seed", "missing_steps") if plain["settings"].get(name)}
     trainer = Trainer(read_machine(path).to(resolve_device(device)), plain["recipe_asked"], **known)
-    if plain.get("scheduler") is not None:
-        raise StorageError(f"{path} was saved with a scheduler; create the same Trainer and call its resume method")
     trainer.resume_from(path)
     return trainer
