@@ -14,11 +14,13 @@ from mvrbm import MVRBM, BoltzmannMachine, Categorical, DeepMVRBM, Dense, Gaussi
 from mvrbm.errors import InputError
 from mvrbm.likelihood import log_likelihood
 from mvrbm.models import mvrbm
+from mvrbm.progress import remaining_time
 from mvrbm.training import (
     Callback,
     Checkpoint,
     CSVLog,
     EarlyStopping,
+    EpochLines,
     Monitor,
     ProgressBar,
     Recipe,
@@ -442,6 +444,18 @@ def test_progress_bar_of_a_stream_has_no_total():
     Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[ProgressBar(file)]).fit(Stream(), 2, initialize=True)
     assert "6update" in file.getvalue()
     assert "%" not in file.getvalue()
+
+
+def test_the_first_line_estimates_the_remaining_time(capfd, monkeypatch):
+    clock = itertools.count(step=20)  # 20 seconds per epoch
+    monkeypatch.setattr("mvrbm.training.callbacks.time.perf_counter", lambda: next(clock))
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[EpochLines()])
+    trainer.fit(bits(), 3, initialize=True)
+    assert capfd.readouterr().err == "epoch 1 of 3, about 40 s left\nepoch 2 of 3\nepoch 3 of 3\n"
+    trainer.fit(bits(), 4)
+    assert capfd.readouterr().err == "epoch 4 of 4\n"
+    phrases = ["", ", about 10 s left", ", about 119 s left", ", about 2 min left", ", about 2 h left"]
+    assert [remaining_time(seconds) for seconds in (9.9, 10, 119, 121, 7201)] == phrases
 
 
 def test_no_callback_prints(capfd, tmp_path):

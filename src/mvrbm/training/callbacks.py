@@ -24,6 +24,7 @@ from mvrbm.io.atomic import lock
 from mvrbm.likelihood import log_likelihood_interval
 from mvrbm.likelihood.pseudo import mean_pseudo_log_likelihood
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.progress import remaining_time
 from mvrbm.random import RandomSource
 from mvrbm.sampling import mean_field
 from mvrbm.training.parts import part_folder
@@ -200,11 +201,24 @@ class ProgressBar(Reporter):
 
 
 class EpochLines(Reporter):
-    """Callback that prints one line per epoch to standard error, which suits log files better than a progress bar."""
+    """Callback that prints one line per epoch to standard error, which suits log files better than a progress bar.
+
+    The line of the first epoch in `fit` also estimates the remaining time if it exceeds a few seconds.
+    """
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._first_epoch = 0
+
+    def on_train_begin(self, trainer: TrainingRun) -> None:
+        self._began = time.perf_counter()
+        self._first_epoch = trainer.epoch + 1
 
     def on_epoch_end(self, trainer: TrainingRun) -> None:
         error = trainer.history[-1].get("reconstruction_error") if trainer.history else None
         detail = "" if error is None else f", reconstruction error {error:.4g}"
+        if trainer.epoch == self._first_epoch:
+            detail += remaining_time((trainer.n_epochs - trainer.epoch) * (time.perf_counter() - self._began))
         print(f"epoch {trainer.epoch} of {trainer.n_epochs}{detail}", file=sys.stderr, flush=True)
 
 

@@ -10,6 +10,7 @@ training of Goodfellow et al., "Multi-prediction deep Boltzmann machines", NeurI
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -157,6 +158,8 @@ class CorrectionTrainer:
         Function that is called after each training run with a description and the error on held-out entries.
     filled : sequence of str
         Unit types to try for the layer `filled`.
+    note_time : callable
+        Function that is called before the long training run with its estimated time in seconds.
     """
 
     factors: Factors
@@ -172,6 +175,7 @@ class CorrectionTrainer:
     rng: RandomSource
     report: Report
     filled: Sequence[str] = FILLED
+    note_time: Callable[[float], None] = lambda seconds: None
 
     def train(self) -> tuple[float, Correction]:
         """Train a correction and return a tuple of its error on held-out entries and the correction.
@@ -185,8 +189,10 @@ class CorrectionTrainer:
         trial_epochs = min(n_epochs, -(-_TRIAL_UPDATES // n_batches))
         chosen = self.filled[0]
         if len(self.filled) > 1:
+            began = time.perf_counter()
             errors = {filled: self._train_one(filled, trial_epochs)[0] for filled in self.filled}
             chosen = min(self.filled, key=errors.__getitem__)
+            self.note_time(n_epochs * (time.perf_counter() - began) / (trial_epochs * len(self.filled)))
         return self._train_one(chosen, n_epochs)
 
     def linear_error(self) -> float:

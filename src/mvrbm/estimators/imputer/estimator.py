@@ -32,6 +32,7 @@ from mvrbm.estimators.table_encoding import TableEncoding
 from mvrbm.estimators.undo import undo_on_error
 from mvrbm.io.shards import Rows
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.progress import remaining_time
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_machines, register, write_machines
 from mvrbm.units.base import LARGEST_PARAMETER
@@ -245,6 +246,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             rng=rng,
             report=self._report,
             filled=FILLED if self.clip else FILLED_UNBOUNDED,
+            note_time=self._note_time,
         )
         error, correction = trainer.train()
         return correction if self.correction != "auto" or error < trainer.linear_error() else None
@@ -259,6 +261,11 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         """Record the error of a model in `errors_` and print it if `verbose` is nonzero."""
         self.errors_[tried] = error
         self._print(f"{tried}: error on held-out entries is {error:.4g} standard deviations")
+
+    def _note_time(self, seconds: float) -> None:
+        """Print the estimated time for training the correction if it is long."""
+        if left := remaining_time(seconds):
+            self._print(f"training the correction{left}")
 
     def _print(self, text: str) -> None:
         if self.verbose:
