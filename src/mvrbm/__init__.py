@@ -69,6 +69,14 @@ def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") 
         Object of the class that was saved. For a checkpoint, this is a :class:`~mvrbm.training.Trainer` that can
         resume training. If the folder contains several checkpoints, the most recent one is loaded.
 
+    Notes
+    -----
+    A loaded estimator has the parameters, the machines, up to 100 persistent chains, and the names of columns and
+    classes. The trainer, `history_`, `device`, `verbose` and a `random_state` that is not an integer are not saved, so
+    further training does not continue exactly. A trainer loaded from a checkpoint has the recipe, the seed and the
+    state, and its `fit` resumes exactly if it gets the same data, number of epochs and callbacks. A checkpoint of a run
+    with an optimizer or a scheduler raises `StorageError`; create the same trainer and call its `resume` method.
+
     Raises
     ------
     StorageError

@@ -23,7 +23,6 @@ from mvrbm.io.atomic import recover_folder
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import (
     CARD,
-    CARD_MARK,
     CHAINS,
     CONFIG,
     ESTIMATOR,
@@ -31,6 +30,7 @@ from mvrbm.saving import (
     STACK,
     read_config,
     replace_model,
+    signed_card,
     write_machine,
 )
 
@@ -91,7 +91,7 @@ def save_pretrained(model: Any, folder: str | os.PathLike[str], *, overwrite: bo
     folder : path
         Output folder.
     overwrite : bool
-        Whether to replace a model in the folder. See :func:`mvrbm.save`.
+        Whether to replace a model in the folder. See :func:`mvrbm.save`. A model card that was edited is kept.
     **card
         Contents of the model card `README.md`: `name`, `description`, `data`, `license` and `figures`. See
         :class:`ModelCard`.
@@ -248,7 +248,7 @@ def write_card(card: ModelCard, folder: Path) -> None:
     machines = config.get(STACK, [config])
     license_entry = f"license: {json.dumps(card.license)}\n" if card.license else ""
     sections = [
-        f'---\n{CARD_MARK}\n{license_entry}tags: ["boltzmann-machine", "energy-based-model"]\n---',
+        f'---\nlibrary_name: mvrbm\n{license_entry}tags: ["boltzmann-machine", "energy-based-model"]\n---',
         f"# {card.name or kind}",
         card.description,
         "## Model",
@@ -263,10 +263,10 @@ def write_card(card: ModelCard, folder: Path) -> None:
         _table(("figure", "value"), card.figures.items()) if card.figures else _NOT_STATED,
         "## How to load",
         f'```python\nimport mvrbm\n\nmodel = mvrbm.load("{_loadable_name(card)}")\n```',
-        "This file was written by `save_pretrained`. Saving another model to this folder replaces it.",
+        "This file was written by `save_pretrained`. Saving another model here replaces it unless you edit it.",
     ]
     text = "\n\n".join(section for section in sections if section)
-    (folder / CARD).write_text(text + "\n", encoding="utf-8")
+    (folder / CARD).write_text(signed_card(text + "\n"), encoding="utf-8")
 
 
 def _n_parameters(folder: Path) -> int:

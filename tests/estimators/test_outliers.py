@@ -9,7 +9,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import mvrbm
 from mvrbm import TVRBM, Dense, MVRBMOutlierDetector, RandomSource
 from mvrbm.estimators import outliers
-from mvrbm.estimators.imputer.table import TableEncoding
+from mvrbm.estimators.table_encoding import TableEncoding
 from mvrbm.likelihood.masked import block_masks, masked_errors
 
 

@@ -17,7 +17,7 @@ import typer
 
 from mvrbm import __version__
 from mvrbm.cli import data, images, impute, inference, models, outliers, pages, topics, train
-from mvrbm.cli.errors import FAILURE, complain, describe
+from mvrbm.cli.errors import FAILURE, complain, describe, with_options
 from mvrbm.cli.options import Interrupted, new, note
 from mvrbm.cli.progress import progress_line
 from mvrbm.interrupt import INTERRUPTS, exit_code, terminate_in_order
@@ -161,4 +161,4 @@ def _show_warnings_as_notes() -> None:
     warnings.simplefilter("always", UserWarning)
     # scikit-learn warns if a model was trained on a table with column names and is applied to an array without names.
     warnings.filterwarnings("ignore", message="X does not have valid feature names")
-    warnings.showwarning = lambda message, *_, **__: note(" ".join(str(message).split()))
+    warnings.showwarning = lambda message, *_, **__: note(with_options(" ".join(str(message).split())))

@@ -505,11 +505,11 @@ def _fit_and_save(
 
     If training is interrupted, save the partially trained model.
     """
-    run.begin()
     began = time.perf_counter()
     cause = None
     try:
-        model.fit(images, checkpoints=run.checkpoints, ignore_mismatch=run.ignore_mismatch)
+        with run.training():
+            model.fit(images, checkpoints=run.checkpoints, ignore_mismatch=run.ignore_mismatch)
     except INTERRUPTS as error:
         if not hasattr(model, "stages_"):
             raise

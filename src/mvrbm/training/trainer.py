@@ -150,6 +150,8 @@ class Trainer:
         self._interrupt: type[BaseException] | None = None
         # Checkpoint that the next `fit` resumes from.
         self._to_restore: checkpoints.StoredRun | None = None
+        # Checkpoint folders that this run resumed from or saved to.
+        self._own_folders: set[Path] = set()
 
     # -- interface for callbacks ------------------------------------------------------------------
 
@@ -550,10 +552,26 @@ class Trainer:
         return self.epoch if self._to_restore is None else self._to_restore.epoch
 
     def save(self, folder: str | PathLike[str], keep: int = 2) -> Path:
-        """Write a checkpoint to `folder` and return its path. Delete all but the `keep` most recent checkpoints."""
+        """Write a checkpoint to `folder` and return its path. Delete all but the `keep` most recent checkpoints.
+
+        A checkpoint of this training run after the same update is replaced. Raises
+        :class:`~mvrbm.errors.StorageError` if the folder contains checkpoints from another training run.
+        """
         if self._to_restore is not None:
             raise StorageError("the checkpoint to resume from has not been restored yet; call fit before save")
-        return checkpoints.save(self.state, self._description(), folder, keep)
+        with self.world.raise_together(StorageError):
+            if self.world.is_main:
+                self.check_owns(folder)
+        path = checkpoints.save(self.state, self._description(), folder, keep)
+        self._own_folders.add(Path(folder).resolve())
+        return path
+
+    def check_owns(self, folder: str | PathLike[str]) -> None:
+        """Raise StorageError if a folder contains checkpoints, and this run neither resumed from it nor saved to it."""
+        if Path(folder).resolve() not in self._own_folders and checkpoints.newest(folder) is not None:
+            raise StorageError(
+                f"{folder} contains checkpoints from an earlier training run; resume that run or choose another folder"
+            )
 
     def resume(self, folder: str | PathLike[str], *, ignore_mismatch: bool = False) -> bool:
         """Make the next `fit` resume from the most recent checkpoint in `folder`. Return whether there is one.
@@ -574,6 +592,7 @@ class Trainer:
         with self.world.raise_together(StorageError):
             recipe = self.requested_recipe
             self._to_restore = checkpoints.read(path, self.machine, recipe, ignore_mismatch=ignore_mismatch)
+        self._own_folders.add(path.resolve().parent)
 
     def _description(self) -> checkpoints.RunDescription:
         """Return a description of this training run for checkpoints."""
@@ -592,7 +611,7 @@ class Trainer:
 
 @register(CHECKPOINT)
 def load_checkpoint(folder: Path, config: dict[str, Any], device: str | torch.device) -> Trainer:
-    """Create a trainer that resumes from a checkpoint. Used by :func:`mvrbm.load`.
+    """Create a trainer that resumes from a checkpoint, without its callbacks. Used by :func:`mvrbm.load`.
 
     `folder` contains a single checkpoint, or several checkpoints, the most recent of which is used.
     """
@@ -600,9 +619,11 @@ def load_checkpoint(folder: Path, config: dict[str, Any], device: str | torch.de
     if path is None:
         raise StorageError(f"{folder} contains no checkpoints")
     plain = checkpoints.read_settings(path)
+    if plain["settings"].get("steps") is not None or plain.get("scheduler") is not None:
+        raise StorageError(
+            f"{path} was saved with an optimizer or a scheduler; create the same Trainer and call its resume method"
+        )
     known = {name: plain["settings"][name] for name in ("seed", "missing_steps") if plain["settings"].get(name)}
     trainer = Trainer(read_machine(path).to(resolve_device(device)), plain["recipe_asked"], **known)
-    if plain.get("scheduler") is not None:
-        raise StorageError(f"{path} was saved with a scheduler; create the same Trainer and call its resume method")
     trainer.resume_from(path)
     return trainer

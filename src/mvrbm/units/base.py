@@ -248,6 +248,11 @@ class Unit(nn.Module, ABC):
         """Whether `T` has learned parameters, whose gradients depend on the field."""
         return False
 
+    @property
+    def log_variances(self) -> dict[str, Tensor]:
+        """Learned log-variances by parameter name. Their sum, with broadcasting, has one value per entry."""
+        return {}
+
     def statistic_gradient(self, x: Tensor, field: Tensor) -> dict[str, Tensor]:
         r"""Compute the gradient of :math:`-\langle T(x), f\rangle` with respect to each learned parameter of `T`.
 
