@@ -405,7 +405,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         machine = read_machine(folder)
         if list(machine.layers) != [WORDS] or not machine.layers[WORDS].own_lengths:
             raise StorageError(
-                f"a topic model requires a single layer '{WORDS}' of counts with variable length, got {machine.layers}"
+                f"a topic model requires a single variable-length count layer named '{WORDS}', got {machine.layers}"
             )
         if machine.hidden.name != Bernoulli.name or len(machine.hidden.shape) != 1:
             raise StorageError(f"topics must be a vector of Bernoulli units, got {machine.hidden}")

@@ -87,7 +87,7 @@ class Trainer:
     state : TrainState
         Everything that changes during training: the machine, momenta, chains, counters and the history.
     recipe : Recipe
-        Recipe used for training. After `fit`, its learning rate is set, even if the rate was computed from the data.
+        Recipe used for training. After `fit`, it contains the learning rate, including one computed from the data.
     requested_recipe : Recipe
         Recipe as passed by the user.
     n_epochs : int

@@ -180,7 +180,7 @@ class Unit(nn.Module, ABC):
         return torch.ones_like(self.bias).detach().expand(self.shape)
 
     def activation(self, field: Tensor) -> Tensor:
-        r"""Compute the layer's output in a deterministic network from its field: (n, \*shape) -> (n, \*shape)."""
+        r"""Compute the layer's output from its field, as in a deterministic network: (n, \*shape) -> (n, \*shape)."""
         return self.mean(field)
 
     def energy(self, x: Tensor) -> Tensor:

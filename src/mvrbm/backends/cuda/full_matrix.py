@@ -57,7 +57,7 @@ class FullMatrixBackend(KernelBackend):
     """Backend that computes epochs with batched full-matrix products.
 
     The precision of matrix products is "fp16", "tf32", "tf32x3" or "ieee", as in `PerProgramBackend`. The default is
-    "tf32" if any layer is Gaussian. Otherwise, all states are at most 1, and the default is "fp16".
+    "tf32" if any layer is Gaussian. Otherwise, it is "fp16", because all states are at most 1.
     """
 
     updates_per_graph = 50

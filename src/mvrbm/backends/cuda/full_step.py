@@ -179,7 +179,7 @@ def _after_step(
     weights, momenta, gradient, multiplier, at, inside, gains, power, rate, keep, decay, STEP: tl.constexpr,
     NORMALIZED: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """Return the parameters and momenta, after a step if `STEP` is set.
+    """Return the parameters and momenta. If `STEP` is set, perform a step first.
 
     The step divides the gradient by its gain.
     """
