@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from environment import apply_settings
 from mvrbm import MVRBM, BoltzmannMachine, cli
 from mvrbm.couplings import CP, Dense, Kronecker
 from mvrbm.distributed import World
@@ -32,9 +31,6 @@ from mvrbm.io.shards import Shards
 from mvrbm.saving import write_tensors
 from mvrbm.training import CD, PCD, Checkpoint, Monitor, Recipe, TemperedPCD, Trainer
 from mvrbm.units import Bernoulli, Categorical, Gaussian
-
-if __name__ == "__main__":
-    apply_settings()  # before the data are drawn
 
 BATCH = 20
 # The last batch of an epoch is short.

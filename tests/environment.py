@@ -1,18 +1,23 @@
 """Settings of a test run from environment variables: other seeds, and the C code for another processor.
 
-`tests/conftest.py` applies them. Programs started by tests call `apply_settings` if their results are compared with
-numbers computed in the test.
+`tests/conftest.py` applies them. Python programs that tests start apply them too, by `tests/startup/sitecustomize.py`.
 """
 
 import contextlib
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
 
 # Added to every seed, once per unit of MVRBM_TEST_SEED. Larger than the differences of seeds within a test.
 _STRIDE = 1_000_003
+
+_SEED = "MVRBM_TEST_SEED"
+_PROCESSOR = "MVRBM_TEST_PROCESSOR"
+# Folder with the module that Python programs import when they start.
+_STARTUP = str(Path(__file__).parent / "startup")
 
 _real_default_rng = np.random.default_rng
 _real_seed_sequence = np.random.SeedSequence
@@ -24,7 +29,7 @@ _real_manual_seed = torch.manual_seed
 class Seeds:
     """The offset of all seeds, and whether it applies."""
 
-    offset = int(os.environ.get("MVRBM_TEST_SEED", "0"))
+    offset = int(os.environ.get(_SEED, "0"))
     shifted = True
 
     @classmethod
@@ -46,10 +51,12 @@ def fixed_seeds(fixed=True):
     """
     before = Seeds.shifted
     Seeds.shifted = not fixed
+    os.environ[_SEED] = str(Seeds.offset * Seeds.shifted)  # for programs that start meanwhile
     try:
         yield
     finally:
         Seeds.shifted = before
+        os.environ[_SEED] = str(Seeds.offset * Seeds.shifted)
 
 
 class _ShiftedRandomState(type):
@@ -83,7 +90,7 @@ def _shift_seeds():
 
 def choose_processor():
     """Use the C code for the processor that MVRBM_TEST_PROCESSOR names, none at all ("none"), or the best."""
-    name = os.environ.get("MVRBM_TEST_PROCESSOR", "")
+    name = os.environ.get(_PROCESSOR, "")
     if name == "none":
         sys.modules["mvrbm.compiled._native"] = sys.modules["mvrbm.compiled._pseudo"] = None
     else:
@@ -95,6 +102,15 @@ def choose_processor():
 
 
 def apply_settings():
+    """Apply the settings to this program, and to the Python programs that it starts."""
     if Seeds.offset:
         _shift_seeds()
     choose_processor()
+    if Seeds.offset or os.environ.get(_PROCESSOR):
+        os.environ["PYTHONPATH"] = with_startup(os.environ.get("PYTHONPATH", ""))
+
+
+def with_startup(path):
+    """Return a PYTHONPATH that includes the folder with `sitecustomize.py`."""
+    folders = [folder for folder in path.split(os.pathsep) if folder not in ("", _STARTUP)]
+    return os.pathsep.join([_STARTUP, *folders])

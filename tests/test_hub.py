@@ -230,12 +230,25 @@ def test_the_card_of_a_stack_lists_its_layers(tmp_path):
     assert "| hidden 1 | bernoulli | 2x2 | kronecker, rank 1 |\n| hidden 2 | bernoulli | 2x1 |  |\n" in card
 
 
-def test_a_readme_written_by_hand_is_not_replaced(model, tmp_path):
-    folder = model.save(tmp_path / "model")
-    (folder / "README.md").write_text("# My notes\n")
-    with pytest.raises(StorageError, match="not part of a model"):
-        model.save_pretrained(folder, overwrite=True)
-    assert (folder / "README.md").read_text() == "# My notes\n"
+@pytest.mark.parametrize("edit", ["text", "metadata", "notes"])
+def test_an_edited_card_is_kept(model, tmp_path, edit):
+    folder = model.save_pretrained(tmp_path / "model", name="First")
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8")
+    edited = {
+        "text": text.replace("First", "Mine"),
+        "metadata": text.replace("tags:", "language: en\ntags:").replace("library_name: mvrbm\n", ""),
+        "notes": "# My notes\n",
+    }[edit]
+    card.write_text(edited, encoding="utf-8")
+    for save in (model.save, model.save_pretrained, lambda *a, **k: mvrbm.save_pretrained(model.machine_, *a, **k)):
+        with pytest.warns(UserWarning, match=r"README.md was edited, so it is kept; remove it to have it replaced"):
+            save(folder, overwrite=True)
+        assert card.read_text(encoding="utf-8") == edited
+        mvrbm.load(folder)
+    card.unlink()
+    model.save_pretrained(folder, overwrite=True, name="Second")
+    assert "# Second" in card.read_text(encoding="utf-8")
 
 
 def test_invalid_models_and_arguments_raise(tmp_path):

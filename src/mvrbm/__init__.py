@@ -3,7 +3,7 @@
 Layers are arrays of units, and couplings are structured linear maps between layers. :class:`BoltzmannMachine` combines
 both into a model. Units and couplings are in `mvrbm.units` and `mvrbm.couplings`, sampling and likelihoods in
 `mvrbm.sampling` and `mvrbm.likelihood`, training in `mvrbm.training`, and scikit-learn estimators in
-`mvrbm.estimators`. This module only re-exports their public names and defines :func:`load`.
+`mvrbm.estimators`. This module re-exports the public names of these subpackages and defines :func:`load`.
 """
 
 import importlib
@@ -69,6 +69,14 @@ def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") 
     BoltzmannMachine, estimator, or Trainer
         Object of the class that was saved. For a checkpoint, this is a :class:`~mvrbm.training.Trainer` that can
         resume training. If the folder contains several checkpoints, the most recent one is loaded.
+
+    Notes
+    -----
+    A loaded estimator has the parameters, the machines, up to 100 persistent chains, and the names of columns and
+    classes. The trainer, `history_`, `device`, `verbose` and a `random_state` that is not an integer are not saved, so
+    further training does not continue exactly. A trainer loaded from a checkpoint has the recipe, the seed and the
+    state, and its `fit` resumes exactly if it gets the same data, number of epochs and callbacks. A checkpoint of a run
+    with an optimizer or a scheduler raises `StorageError`; create the same trainer and call its `resume` method.
 
     Raises
     ------

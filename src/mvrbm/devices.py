@@ -92,7 +92,7 @@ def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Context manager that limits PyTorch to one thread, so that rounding does not depend on the thread count."""
+    """Context manager that limits PyTorch to one thread so that rounding does not depend on the thread count."""
     _protect_forks()
     former = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -147,7 +147,7 @@ class World:
 def _launched() -> bool:
     """Return whether ``torchrun`` started this process directly.
 
-    For child processes of such a process, such as joblib workers, return False.
+    For child processes of the process that ``torchrun`` started (joblib workers, for example), return False.
     """
     me = str(os.getpid())
     child = multiprocessing.parent_process() is not None or os.environ.get(_JOINED, me) != me
@@ -195,7 +195,7 @@ def _decoded(tensor: Tensor) -> str:
 
 
 def leave() -> None:
-    """Leave the process group, so that the program can exit cleanly."""
+    """Leave the process group so that the program can exit cleanly."""
     failed = hasattr(sys, "last_value")  # After a failure, other processes may still be communicating.
     if dist.is_available() and dist.is_initialized() and not failed:
         dist.destroy_process_group()

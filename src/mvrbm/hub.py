@@ -23,7 +23,6 @@ from mvrbm.io.atomic import recover_folder
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import (
     CARD,
-    CARD_MARK,
     CHAINS,
     CONFIG,
     ESTIMATOR,
@@ -31,6 +30,7 @@ from mvrbm.saving import (
     STACK,
     read_config,
     replace_model,
+    signed_card,
     write_machine,
 )
 
@@ -64,8 +64,8 @@ class ModelCard:
     license : str, optional
         License for the weights, as a Hugging Face Hub identifier such as ``"bsd-3-clause"`` or ``"cc-by-4.0"``.
     figures : mapping of str to value
-        Evaluation results, keyed by name, such as ``{"test log-likelihood (nats)": -84.6}``. The names should state the
-        evaluation data and the command that produced the results.
+        Evaluation results, keyed by name (for example, ``{"test log-likelihood (nats)": -84.6}``). The names should
+        state the evaluation data and the command that produced the results.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def save_pretrained(model: Any, folder: str | os.PathLike[str], *, overwrite: bo
     folder : path
         Output folder.
     overwrite : bool
-        Whether to replace a model in the folder. See :func:`mvrbm.save`.
+        Whether to replace a model in the folder. See :func:`mvrbm.save`. A model card that was edited is kept.
     **card
         Contents of the model card `README.md`: `name`, `description`, `data`, `license` and `figures`. See
         :class:`ModelCard`.
@@ -185,8 +185,8 @@ def find(model: str | os.PathLike[str]) -> Path:
 def is_hub_name(model: str | os.PathLike[str]) -> bool:
     """Return whether an argument to :func:`mvrbm.load` refers to a model on the Hub.
 
-    A string ``"user/name"`` refers to a model on the Hub unless a folder ``user`` exists. This prevents mistyped paths
-    to local models from being looked up on the Hub.
+    A string ``"user/name"`` refers to a model on the Hub unless a folder ``user`` exists. The check for this folder
+    prevents mistyped paths to local models from being looked up on the Hub.
     """
     return isinstance(model, str) and _NAME.fullmatch(model) is not None and not os.path.lexists(Path(model).parent)
 
@@ -248,7 +248,7 @@ def write_card(card: ModelCard, folder: Path) -> None:
     machines = config.get(STACK, [config])
     license_entry = f"license: {json.dumps(card.license)}\n" if card.license else ""
     sections = [
-        f'---\n{CARD_MARK}\n{license_entry}tags: ["boltzmann-machine", "energy-based-model"]\n---',
+        f'---\nlibrary_name: mvrbm\n{license_entry}tags: ["boltzmann-machine", "energy-based-model"]\n---',
         f"# {card.name or kind}",
         card.description,
         "## Model",
@@ -263,10 +263,10 @@ def write_card(card: ModelCard, folder: Path) -> None:
         _table(("figure", "value"), card.figures.items()) if card.figures else _NOT_STATED,
         "## How to load",
         f'```python\nimport mvrbm\n\nmodel = mvrbm.load("{_loadable_name(card)}")\n```',
-        "This file was written by `save_pretrained`. Saving another model to this folder replaces it.",
+        "This file was written by `save_pretrained`. Saving another model here replaces it unless you edit it.",
     ]
     text = "\n\n".join(section for section in sections if section)
-    (folder / CARD).write_text(text + "\n", encoding="utf-8")
+    (folder / CARD).write_text(signed_card(text + "\n"), encoding="utf-8")
 
 
 def _n_parameters(folder: Path) -> int:
@@ -287,7 +287,7 @@ def _loadable_name(card: ModelCard) -> str:
 
 
 def _layers(machines: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
-    """Yield one table row per layer: visible layers of the bottom machine, then the hidden layer of each machine."""
+    """Yield one table row per layer: first the visible layers of the bottom machine, then the hidden layers."""
     bottom = machines[0]
     for name, layer in bottom["visible"].items():
         yield name, layer["unit"], _shape(layer), _coupling(bottom["couplings"][name])

@@ -23,7 +23,7 @@ __all__ = [
 
 
 class Terminated(SystemExit):
-    """Raised after SIGTERM, just as KeyboardInterrupt is raised after Ctrl-C. If uncaught, the exit code is 143."""
+    """Raised after SIGTERM, as KeyboardInterrupt is after Ctrl-C. If it is not caught, the exit code is 143."""
 
     def __init__(self, code: int = 128 + signal.SIGTERM) -> None:
         super().__init__(code)
@@ -77,7 +77,7 @@ def replaced(former: Mapping[signal.Signals, Any], handler: Callable[[int, Any],
 
 
 def terminate_in_order() -> AbstractContextManager[None]:
-    """Return a context manager that raises :class:`Terminated` on SIGTERM, so that the program can clean up.
+    """Return a context manager that raises :class:`Terminated` on SIGTERM so that the program can clean up.
 
     This function is intended for command-line programs. Libraries should not change how a program responds to SIGTERM.
     """
@@ -108,7 +108,7 @@ def finish_on_interrupt(notify: Callable[[type[BaseException]], None]) -> Abstra
 
 @contextlib.contextmanager
 def hold_signals() -> Iterator[None]:
-    """Defer Ctrl-C and SIGTERM until the context exits."""
+    """Context manager that defers Ctrl-C and SIGTERM until it exits."""
     received: list[int] = []
     try:
         with replaced(_replaceable(), lambda number, frame: received.append(number)):

@@ -43,8 +43,8 @@ class BoltzmannMachine(nn.Module):
                   - \sum_m \langle T_h(Y), W_m\, T_m(X_m) \rangle
 
     The units define :math:`\varepsilon` and :math:`T`, and the couplings define :math:`W`. Given the visible layers,
-    the hidden sites are independent of each other. The couplings compute the field that determines the distribution of
-    each site. The same holds for the visible sites given the hidden layer.
+    the hidden sites are independent of each other, and given the hidden layer, the visible sites are independent. The
+    couplings compute the field that determines the distribution of each site.
 
     Parameters
     ----------
@@ -57,8 +57,8 @@ class BoltzmannMachine(nn.Module):
     seed : int or RandomSource
         Seed or random source for the initial weights.
     std : float, optional
-        Standard deviation of the initial entries of each `W`. Default: 0.01, or less if that would make the energy of
-        coupled Gaussian layers unbounded.
+        Standard deviation of the initial entries of each `W`. Default: 0.01, or a smaller value if 0.01 would make the
+        energy of coupled Gaussian layers unbounded.
 
     Examples
     --------
@@ -406,7 +406,7 @@ class BoltzmannMachine(nn.Module):
         return 6 * rows * entries * self.like.element_size()
 
     def _norm_rows(self) -> int:
-        """Return the number of vectors that :meth:`gaussian_norm` processes at a time, or 0 if there are none."""
+        """Return how many vectors :meth:`gaussian_norm` processes at a time, or 0 if no Gaussian layers are coupled."""
         visible = sum(math.prod(unit.shape) for unit in self.layers.values() if unit.largest_spread)
         size = math.prod(self.hidden.shape)
         if not visible or not self.hidden.largest_spread:

@@ -1,16 +1,18 @@
 """Save models to folders that contain `config.json` and `model.safetensors`, and load models from such folders.
 
 Folders are written atomically, and nothing is pickled. Before a model is built, the format, its version, and the names,
-shapes and dtypes of all tensors are validated. Classes that can be saved register their loaders with
-:func:`register`, so that this module does not have to import them. :mod:`mvrbm.training.checkpoints` writes training
-checkpoints, and :mod:`mvrbm.export` writes other formats.
+shapes and dtypes of all tensors are validated. Classes that can be saved register their loaders with :func:`register`,
+so this module does not have to import them. :mod:`mvrbm.training.checkpoints` writes training checkpoints, and
+:mod:`mvrbm.export` writes other formats.
 """
 
 import contextlib
+import hashlib
 import json
 import os
+import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,8 +42,6 @@ MODEL = "model.safetensors"
 CHAINS = "chains.safetensors"
 #: Model card written by :mod:`mvrbm.hub`.
 CARD = "README.md"
-#: First metadata line in a model card, which identifies README files written by this package.
-CARD_MARK = "library_name: mvrbm"
 #: Config entry that describes an estimator by its ``class`` and ``params``. Absent for plain machines.
 ESTIMATOR = "estimator"
 #: Config entry that describes several machines, such as a stack from bottom to top.
@@ -105,7 +105,7 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") ->
 
 
 def save(model: Any, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Save a machine or an estimator to a folder, from which :func:`mvrbm.load` can load it.
+    """Save a machine or an estimator to a folder that :func:`mvrbm.load` can read.
 
     Parameters
     ----------
@@ -159,10 +159,12 @@ def _loader_of(name: str, folder: Path) -> Loader:
     return _LOADERS[name]
 
 
-def replace_model(folder: str | os.PathLike[str], *, overwrite: bool = False) -> AbstractContextManager[Path]:
-    """Return a context manager that creates a temporary folder and, on success, replaces `folder` with it.
+@contextlib.contextmanager
+def replace_model(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
+    """Context manager that creates a temporary folder and, on success, replaces `folder` with it.
 
-    Raises StorageError if the folder contains a model and `overwrite` is False.
+    A model card in `folder` that was edited is kept, with a warning. Raises StorageError if the folder contains a model
+    and `overwrite` is False.
     """
 
     def replaceable(target: Path) -> bool:
@@ -170,7 +172,12 @@ def replace_model(folder: str | os.PathLike[str], *, overwrite: bool = False) ->
             raise StorageError(f"{folder} already contains a model; pass overwrite=True to replace it")
         return is_replaceable(target)
 
-    return replace_folder(folder, replaceable)
+    with replace_folder(folder, replaceable) as staging:
+        yield staging
+        card = Path(folder, CARD)
+        if card.exists() and not _is_unedited(card):
+            shutil.copyfile(card, staging / CARD)
+            warnings.warn(f"{card} was edited, so it is kept; remove it to have it replaced", stacklevel=3)
 
 
 def is_replaceable(folder: Path) -> bool:
@@ -178,16 +185,20 @@ def is_replaceable(folder: Path) -> bool:
     names = {entry.name for entry in folder.iterdir()}
     if not names:
         return True
-    if CARD in names and not _is_card(folder / CARD):
-        return False
     known = {CONFIG, MODEL, CHAINS, CARD}
     return names <= known and CONFIG in names and read_json(folder / CONFIG).get("format") == FORMAT
 
 
-def _is_card(path: Path) -> bool:
-    check_regular_file(path, StorageError)
-    with path.open("rb") as file:
-        return file.read(100).startswith(f"---\n{CARD_MARK}\n".encode())
+def signed_card(text: str) -> str:
+    """Append a hash to the text of a model card, in a hidden comment, so that later edits are recognized."""
+    return f"{text}\n<!-- sha256 of the lines above: {hashlib.sha256(text.encode()).hexdigest()} -->\n"
+
+
+def _is_unedited(card: Path) -> bool:
+    """Return whether a model card has the hash of its text. Cards written by version 0.2 have no hash."""
+    check_regular_file(card, StorageError)
+    text = card.read_text(encoding="utf-8", errors="replace")
+    return text == signed_card(text.rpartition("\n<!--")[0])
 
 
 def write_machine(machine: BoltzmannMachine, folder: Path, extra: Mapping[str, Any] | None = None) -> None:

@@ -56,6 +56,8 @@ def run_for(name: str, visible: type, recipe: Recipe = RECIPE) -> Run:
     run = start(Case(layers, lambda: Bernoulli((2, 3, 2)[:order]), [1], recipe, [8]))
     if name not in ("gemm", "native") and torch.cuda.is_available():
         run.state.machine.to("cuda")
+        if run.state.centering is not None:
+            run.state.centering.center = {key: array.cuda() for key, array in run.state.centering.center.items()}
         run = run._replace(batches=[{key: array.cuda() for key, array in batch.items()} for batch in run.batches])
     return run
 

@@ -24,6 +24,7 @@ from mvrbm import MMVRBM, MVRBM, RBM, DeepMVRBM, MVRBMClassifier, saving
 from mvrbm.errors import InputError
 from mvrbm.io import arrays
 from mvrbm.likelihood import log_likelihood
+from mvrbm.training import Trainer
 
 # Every command for arrays, and which of --seed and --device it has.
 COMMANDS = {
@@ -630,6 +631,25 @@ def test_earlier_checkpoints_are_resumed_or_replaced_only_on_request(mvrbm, kind
 
 def content(folder):
     return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", TRAINING)
+def test_a_run_that_cannot_start_keeps_earlier_checkpoints(mvrbm, kind, monkeypatch):
+    resumable_inputs()
+    command = f"{TRAINING[kind]} --checkpoints points"
+    ok(mvrbm(command))
+    stored = content("points")
+    wrong = "--sweep rank=0,1" if kind == "sweep" else "--learning-rate -1"
+    if kind != "topics":
+        assert mvrbm(f"{command} --force {wrong}")[0] == 1
+        assert content("points") == stored
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "prepare", lambda *args, **options: np.zeros(2).reshape(3))  # a ValueError
+        assert mvrbm(f"{command.replace('new', 'another')} --force")[0] == 1
+        assert mvrbm(f"{command.replace(' points', ' unused')} --force")[0] == 1
+    assert content("points") == stored
+    assert not Path("unused").exists()
+    ok(mvrbm(command, "--resume"))
 
 
 def test_resuming_replaces_only_the_outputs_of_the_same_run(mvrbm):

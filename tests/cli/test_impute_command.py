@@ -101,8 +101,34 @@ def test_dates_are_numbers_and_come_back_in_their_format(place, capsys):
 
 
 @pytest.mark.parametrize(
+    ("options", "day", "note"),
+    [
+        ([], "2021-01-02", "read month first, but could also be read day first; pass --day-first or --month-first\n"),
+        (["--month-first"], "2021-01-02", ""),
+        (["--day-first"], "2021-02-01", ""),
+    ],
+)
+def test_ambiguous_dates(place, capsys, options, day, note):
+    """The second column is the number of days since the first date, so the missing date is known."""
+    pandas = pytest.importorskip("pandas")
+    days = pandas.to_datetime([f"2021-{month:02}-{number:02}" for month in range(1, 13) for number in range(1, 13)])
+    form = "%d/%m/%Y" if "--day-first" in options else "%m/%d/%Y"
+    numbers = (days - days[0]).days
+    hole = list(days).index(pandas.Timestamp(day))
+    lines = [f"{'' if n == hole else date.strftime(form)},{numbers[n]}" for n, date in enumerate(days)]
+    (place / "dated.csv").write_text("\n".join(["day,number", *lines]))
+    assert main(["impute", "dated.csv", "filled.csv", "--quiet", *options]) == 0
+    notes = capsys.readouterr().err
+    assert notes.endswith(note)
+    assert ("read month first" in notes) == bool(note)
+    filled = pandas.to_datetime(pandas.read_csv("filled.csv")["day"], format=form)
+    assert abs((filled[hole] - pandas.Timestamp(day)).days) <= 6
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["holes.npy", "a.npy", "--day-first"], "requires a table as INPUT and a .csv file as OUT; omit it"),
         (
             ["holes.npy", "filled.csv"],
             "a .csv file as OUT requires a table as INPUT (.csv, .csv.gz, .tsv, .tsv.gz, .parquet), got holes.npy",

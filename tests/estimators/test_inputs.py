@@ -24,6 +24,7 @@ from mvrbm import (
     MVRBMOutlierDetector,
     ReplicatedSoftmax,
 )
+from mvrbm.estimators.inputs import as_array
 from mvrbm.io.shards import Shards
 from mvrbm.training import Trainer
 
@@ -475,3 +476,16 @@ def test_fit_checks_its_values_once_before_training(estimator, digits, monkeypat
     monkeypatch.setattr(Trainer, "fit", lambda *args, **kwargs: None)  # the trainer has its own checks
     estimator.fit(digits[:50])
     assert checked == [50]
+
+
+def test_columns_of_numbers_are_not_selected_one_by_one(monkeypatch):
+    """This took most of the time for tables with 100,000 columns."""
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(5, 40)))
+    frame[40] = ["1", "2", "3", "4", "5"]
+    selected = []
+    select = pd.DataFrame.__getitem__
+    monkeypatch.setattr(pd.DataFrame, "__getitem__", lambda self, key: selected.append(key) or select(self, key))
+    assert as_array(frame) is frame
+    assert set(selected) == {40}
+    with pytest.raises(ValueError, match="column 'word' of X is not numeric; drop it or replace it with numbers"):
+        as_array(frame.assign(word="text"))

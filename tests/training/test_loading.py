@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from mvrbm import load
+from mvrbm import MVRBM, load
 from mvrbm.errors import StorageError
 from mvrbm.models import mvrbm
-from mvrbm.training import CD, PCD, Callback, Checkpoint, Recipe, TemperedPCD, Trainer
+from mvrbm.training import CD, PCD, Callback, Checkpoint, Monitor, Recipe, TemperedPCD, Trainer
 
 N_EPOCHS = 3
 
@@ -89,16 +89,29 @@ def test_initialize_does_not_undo_what_was_loaded(checkpoints):
     assert_same(continued(folder / "update-000000006", initialize=True), whole)
 
 
+WITH_OPTIMIZER = "was saved with an optimizer or a scheduler; create the same Trainer and call its resume method"
+
+
 def test_a_checkpoint_with_a_scheduler_needs_the_trainer_that_made_it(tmp_path):
     trainer = build(scheduler=lambda optimizer: lr_scheduler.StepLR(optimizer, 1, 0.5))
     trainer.fit(bits(), 1, initialize=True).save(tmp_path)
-    expected = "was saved with a scheduler; create the same Trainer and call its resume method"
-    with pytest.raises(StorageError, match=expected):
+    with pytest.raises(StorageError, match=WITH_OPTIMIZER):
         load(tmp_path)
 
 
 def test_a_checkpoint_with_an_optimizer_needs_the_trainer_that_made_it(tmp_path):
     trainer = build(optimizer=lambda groups: torch.optim.Adam(groups, lr=0.01))
     trainer.fit(bits(), 1, initialize=True).save(tmp_path)
-    with pytest.raises(StorageError, match="the stored optimizer is Adam, but no optimizer was given"):
-        load(tmp_path, device="cpu").fit(bits(), 2)
+    with pytest.raises(StorageError, match=WITH_OPTIMIZER):
+        load(tmp_path)
+
+
+def test_a_loaded_estimator_has_what_the_documentation_says(tmp_path):
+    model = MVRBM((2, 2), batch_size=10, recipe="generative", n_epochs=2, random_state=np.random.RandomState(0))
+    model.set_params(device="cpu", verbose=1).fit(bits(), callbacks=[Monitor(bits())])
+    again = load(model.save(tmp_path / "model"), device="cpu")
+    assert (again.n_epochs_, again.n_updates_, again.rank) == (2, 8, model.rank)
+    assert again.chains_.keys() == model.chains_.keys() != set()
+    assert all(torch.equal(again.chains_[name], chain) for name, chain in model.chains_.items())
+    assert (again.trainer_, again.history_, again.verbose, again.random_state) == (None, [], 0, None)
+    assert len(model.history_) == 2

@@ -362,12 +362,13 @@ def test_default_starts_at_the_log_odds_with_small_hidden_fields():
 # -- divergence --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fixed_seed  # with some seeds, every unit saturates instead
 @pytest.mark.parametrize(("recipe", "rate"), [("paper", 1e20), ("paper", 1e38), ("default", 1e38)])
 def test_divergence_leaves_a_finite_machine_and_good_checkpoints(tmp_path, recipe, rate):
     recipe = dataclasses.replace(RECIPES[recipe], learning_rate=rate, batch_size=10)
     x = patterns(100, (4, 4))
     machine = mvrbm((4, 4), (3, 3))
-    trainer = Trainer(machine, recipe, callbacks=[Checkpoint(tmp_path, every=1, keep=100)])
+    trainer = Trainer(machine, recipe, callbacks=[Checkpoint(tmp_path, every=1, keep=100)], seed=1)
     with pytest.raises(DivergenceError) as caught:
         trainer.fit(x, 50, initialize=True)
     message = str(caught.value)
@@ -460,7 +461,7 @@ def chi_square(found, states, log_weights):
 @pytest.mark.fixed_seed  # the power depends on the draws
 @pytest.mark.parametrize("marked", ["mask", "nan"])
 def test_unknown_bits_are_drawn_given_the_known_ones(marked):
-    machine = strong(mvrbm((2, 3), (2, 2)), 5)
+    machine = strong(mvrbm((2, 3), (2, 2)), 10)
     n = 4000
     x = np.zeros((n, 2, 3))
     x[:, 0, 0], x[:, 1, 2] = 1, 1

@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from given_numbers import GivenNumbers
-from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Counts, Dense, Poisson, RandomSource
-from mvrbm.likelihood import log_likelihood, log_partition
+from mvrbm import RBM, Bernoulli, BoltzmannMachine, Categorical, Counts, Dense, Poisson, RandomSource
+from mvrbm.likelihood import log_likelihood, log_partition, pseudo_log_likelihood
 from mvrbm.sampling import gibbs
 from mvrbm.training import PCD, Recipe, Trainer
 
@@ -87,6 +88,47 @@ def test_each_length_has_its_own_distribution():
         Trainer(machine_of(), Recipe(negative=PCD(2), n_epochs=1)).fit(documents)
     with pytest.raises(ValueError, match="the maximum is 4096"):
         Counts(100, length=9).alternatives(torch.zeros(1, 100), 0, (torch.zeros(1), torch.zeros(1)))
+
+
+@pytest.mark.parametrize(
+    ("bias", "weights"),
+    [
+        (math.log(900), [1.4, -2.0]),  # rates of 122 to 3,650: only a sum
+        (math.log(1000), [4.6, -2.3]),  # rates of 100 to 100,000: a sum and an integral
+        (math.log(2300), [0.5, -0.5]),  # all rates are within the transition
+        (math.log(3900), [0.02, 0.1]),
+        (math.log(500_000), [0.3, -0.1]),  # only an integral
+    ],
+)
+def test_large_poisson_counts_are_scored_as_by_a_sum_over_all_counts(bias, weights):
+    machine = BoltzmannMachine(Poisson(1), Bernoulli(2), Dense()).double()
+    with torch.no_grad():
+        machine.layers["visible"].bias.fill_(bias)
+        machine.links["visible"].weight.copy_(torch.tensor(weights).reshape(machine.links["visible"].weight.shape))
+        machine.hidden.bias.copy_(torch.tensor([-math.exp(bias) * math.expm1(weight) for weight in weights]))
+    largest = int(1.1 * math.exp(bias + sum(max(weight, 0) for weight in weights))) + 1000
+    every = torch.arange(largest, dtype=torch.float64)[:, None]
+    with torch.no_grad():
+        expected = torch.log_softmax(-machine.free_energy(every), 0)
+        likely = torch.multinomial(expected.exp(), 10, replacement=True, generator=torch.Generator().manual_seed(0))
+        found = pseudo_log_likelihood(machine, every[likely]).values
+    np.testing.assert_allclose(found, expected[likely], rtol=0, atol=1e-6)
+
+
+def test_poisson_rates_that_are_too_large_raise():
+    machine = BoltzmannMachine(Poisson(1), Bernoulli(2), Dense())
+    with torch.no_grad():
+        machine.links["visible"].weight.fill_(9)
+    with pytest.raises(ValueError, match=r"a Poisson entry may have a rate of 6.57e\+07, but the limit is 16,000,000"):
+        pseudo_log_likelihood(machine, torch.ones(1, 1))
+
+
+@pytest.mark.parametrize("largest", [5_000, 100_000, 900_000])
+def test_large_counts_are_fitted_and_scored(largest):
+    x = np.random.default_rng(0).poisson(largest / 2, (50, 4)).astype(float)
+    scores = RBM(3, visible="poisson", n_epochs=2, random_state=0, device="cpu").fit(x).score_samples(x)
+    independent = stats.poisson.logpmf(x, x.mean(0)).sum(1)
+    np.testing.assert_allclose(scores.mean(), independent.mean(), rtol=0.2)
 
 
 def test_poisson_counts_beyond_the_largest_rate_are_refused():

@@ -80,11 +80,14 @@ def philox(counter, key):
 
 
 def uniforms(key, n, shape, update, draw):
-    """Numbers of n samples (n, rows, columns): four neighboring columns share a counter."""
+    """Numbers of n samples (n, rows, columns): four neighbors share a counter, and an odd last column comes last."""
     rows, columns = shape
     sample, row, column = np.meshgrid(np.arange(n), np.arange(rows), np.arange(columns), indexing="ij")
-    words = np.stack(philox((row * -(-columns // 4) + column // 4, sample, update, draw), key))
-    word = np.take_along_axis(words, (column % 4)[None], 0)[0]
+    odd = columns % 2 if columns > 1 else 0
+    last = column == columns - odd
+    place = np.where(last, rows * (columns - odd) + row, row * (columns - odd) + column)
+    words = np.stack(philox((place // 4, sample, update, draw), key))
+    word = np.take_along_axis(words, (place % 4)[None], 0)[0]
     return ((word >> np.uint64(9)).astype(float) + 0.5) / 2**23
 
 

@@ -75,7 +75,7 @@ class UpdateBackend(ABC):
         return state
 
     def exact(self) -> dict[str, Tensor]:
-        """Return copies of all arrays that `store` rounds, so that `load` can restore them exactly.
+        """Return copies of all arrays that `store` rounds, which `load` uses to restore the exact values.
 
         The result is a dictionary keyed by array name.
         """

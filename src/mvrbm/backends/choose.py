@@ -2,8 +2,8 @@
 
 All backends compute the same updates. `BACKENDS` lists them in order of preference. Each entry has two functions. One
 returns the reason why the backend does not support a training run, and the other returns the reason why a later backend
-in the table is faster. :func:`fastest_backend` selects the first backend for which both functions return None. A
-backend that the user requests by name only has to support the training run.
+in the table is faster. :func:`fastest_backend` selects the first backend for which both functions return None. If the
+user requests a backend by name, that backend only has to support the training run.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class BackendChoice:
     summary: str
     #: Function that returns why the backend does not support a training run, or None if it does.
     unsupported_reason: Callable[[UpdateSettings, TrainState, Source], str | None]
-    #: Function that builds the backend from the settings, states and sources of one or more machines and the number of
-    #: threads.
+    #: Function that builds the backend from the settings, states and sources of one or more machines, and from the
+    #: number of threads.
     build: Builder
-    #: Function that returns why a later backend is faster for training a number of machines, or None if the backend is
-    #: the fastest. It is called only for training runs that the backend supports.
+    #: Function that returns why a later backend is faster for training the given number of machines, or None if the
+    #: backend is the fastest. It is called only for training runs that the backend supports.
     slower_reason: Callable[[UpdateSettings, TrainState, Source, int], str | None] = _no_reason
     #: Whether the backend requires a GPU. The automatic choice skips such backends for a machine on a CPU.
     needs_gpu: bool = False
@@ -99,13 +99,13 @@ BACKENDS: dict[str, BackendChoice] = {
         "GPU: arrays of order 3 to 6, one program per sample", tensor.TensorBackend, tensor.unsupported_reason
     ),
     "per_sample": _kernels(
-        "GPU: matrices up to 64 wide and rank 8, with or without a label, one program per sample",
+        "GPU: matrices up to 64 wide, ranks up to 8, with or without a label, one program per sample",
         per_sample.PerSampleBackend,
         per_sample.unsupported_reason,
         _slower_than_full_matrix,
     ),
     "full_matrix": _kernels(
-        "GPU: couplings formed as full matrices, products of whole batches",
+        "GPU: couplings expanded to full matrices, products of whole batches",
         full_matrix.FullMatrixBackend,
         full_matrix.unsupported_reason,
     ),
@@ -183,7 +183,7 @@ def check_name(name: str) -> str:
 
 
 def fastest_backend(settings: UpdateSettings, state: TrainState, source: Source, models: int = 1) -> str:
-    """Return the name of the fastest backend for training a number of machines (`models`) with the same shapes."""
+    """Return the name of the fastest backend for training `models` machines with the same shapes."""
     device = state.machine.like.device
     has_gpu = device.type == "cuda" or triton_runs_on(device)  # Triton's interpreter runs the kernels on a CPU
     candidates = {name: each for name, each in BACKENDS.items() if has_gpu or not each.needs_gpu}

@@ -166,7 +166,7 @@ class GraphBackend(EpochBackend):
         return True
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
-        """Raise DivergenceError if a step failed. In that case, the machine has the parameters before that step."""
+        """Raise DivergenceError if a step failed. The machine then has the parameters from before that step."""
         self._unchecked = 0
         state = states[0]
         finite = self._finite if self._fused is None else self._fused.n_not_finite == 0
@@ -300,9 +300,9 @@ def _memory_of(state: TrainState) -> list[int]:
 
 @contextlib.contextmanager
 def tensor_cores() -> Iterator[None]:
-    """Enable TF32 tensor cores for float32 matrix products on GPUs within a context.
+    """Context manager that enables TF32 tensor cores for float32 matrix products on GPUs.
 
-    TF32 rounds operands to 11 significant bits, with float32 accumulation.
+    TF32 rounds operands to 11 significant bits and accumulates in float32.
     """
     matmul = torch.backends.cuda.matmul
     try:
@@ -335,7 +335,7 @@ def not_capturable_reason(settings: UpdateSettings, state: TrainState, source: S
     if not settings.negative.capturable:
         return f"its chains are {type(settings.negative).__name__}"
     if type(state.rng) is not RandomSource:
-        return "its random numbers come from a source of another type"
+        return "its random source is not a plain RandomSource"
     units = state.machine.layers.values()
     if any(unit.own_lengths or unit.absent(like.new_zeros(1, *unit.shape)) is not None for unit in units):
         return "its samples differ in length"

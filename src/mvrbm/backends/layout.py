@@ -48,7 +48,7 @@ class LayerLayout:
     shape: tuple[int, ...]
     kind: str  # kind of units (see Unit.sampled_as)
     factors: tuple[tuple[int, int, int], ...]  # shapes (R, K_d, I_d) (see Coupling.mode_factors)
-    learns_variance: bool
+    variances: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes of the parameters (see Unit.log_variances)
     parameters_at: int  # index of the first parameter in the flat vector
     states_at: int  # index of the first entry in the concatenated states of all layers
 
@@ -56,6 +56,16 @@ class LayerLayout:
     def area(self) -> int:
         """Number of entries in a sample."""
         return math.prod(self.shape)
+
+    @property
+    def learns_variance(self) -> bool:
+        """Whether the variances are learned."""
+        return bool(self.variances)
+
+    @property
+    def shares_variances(self) -> bool:
+        """Whether entries share learned variances."""
+        return any(shape != self.shape for _, shape in self.variances)
 
     @property
     def gaussian(self) -> bool:
@@ -95,7 +105,12 @@ class LayerLayout:
     @property
     def size(self) -> int:
         """Number of parameters in the layer."""
-        return sum(map(math.prod, self.factors)) + self.area * (1 + self.learns_variance)
+        return sum(map(math.prod, self.factors)) + self.area + self.n_variances
+
+    @property
+    def n_variances(self) -> int:
+        """Number of learned log-variances."""
+        return sum(math.prod(shape) for _, shape in self.variances)
 
     def states_of(self, all_states: Tensor) -> Tensor:
         """Select this layer's states from the states of all layers: (..., states) -> (..., area)."""
@@ -125,7 +140,8 @@ class Layout:
             padded = rank if len(own) > 1 else None
             factors = tuple((padded or len(factor), factor.shape[1], factor.shape[2]) for factor in own)
             kind = str(unit.sampled_as)
-            layer = LayerLayout(name, unit.shape, kind, factors, unit.learns_statistic, parameters, states)
+            variances = tuple((key, tuple(part.shape)) for key, part in unit.log_variances.items())
+            layer = LayerLayout(name, unit.shape, kind, factors, variances, parameters, states)
             layers.append(layer)
             parameters += layer.size
             states += layer.area
@@ -166,14 +182,16 @@ class Layout:
             layers.append(tuple(part.view(shape) for part, shape in zip(parts[:-1], shapes, strict=True)))
         return layers, flat[-self.hidden_area :].view(self.hidden_shape)
 
-    def log_variance(self, flat: Tensor, layer: LayerLayout) -> Tensor:
-        """Return a view of a layer's learned log-variances."""
+    def log_variances(self, flat: Tensor, layer: LayerLayout) -> dict[str, Tensor]:
+        """Return views of a layer's learned log-variances, keyed by parameter name."""
+        sizes = [math.prod(shape) for _, shape in layer.variances]
         start = self._end_of_bias(layer)
-        return flat[start : start + layer.area].view(layer.shape)
+        parts = flat[start : start + sum(sizes)].split_with_sizes(sizes)
+        return {name: part.view(shape) for (name, shape), part in zip(layer.variances, parts, strict=True)}
 
     def _end_of_bias(self, layer: LayerLayout) -> int:
         """Return the index just after a layer's factors and bias."""
-        return layer.parameters_at + layer.size - layer.learns_variance * layer.area
+        return layer.parameters_at + layer.size - layer.n_variances
 
 
 def factor_gains(layers: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -190,11 +208,16 @@ def factor_gains(layers: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def unsupported_reason(
-    settings: UpdateSettings, state: TrainState, negatives: tuple[type[NegativePhase], ...] = (CD, PCD)
+    settings: UpdateSettings,
+    state: TrainState,
+    negatives: tuple[type[NegativePhase], ...] = (CD, PCD),
+    *,
+    shared_variances: bool = False,
 ) -> str | None:
     """Return the reason why a training run cannot be computed in flat form, or None if it can.
 
-    `negatives` lists the supported negative phases.
+    `negatives` lists the supported negative phases. `shared_variances` indicates whether the backend supports entries
+    that share learned variances.
     """
     machine = state.machine
     recipe = settings.recipe
@@ -207,6 +230,8 @@ def unsupported_reason(
     units = [machine.hidden, *machine.layers.values()]
     if any(unit.sampled_as is None or unit.shape != unit.bias_shape for unit in units):
         return "it has units other than Bernoulli, Gaussian and categorical units with one bias per entry"
+    if not shared_variances and any(layer.shares_variances for layer in Layout.of(machine).layers):
+        return "it learns variances that several entries share"
     if machine.hidden.sampled_as == "categorical" or machine.hidden.learns_statistic:
         return "its hidden units are neither Bernoulli units nor Gaussian units with fixed variances"
     if any(unit.absent(unit.some_state[None]) is not None for unit in units):

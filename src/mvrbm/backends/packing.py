@@ -14,7 +14,7 @@ from mvrbm.updates.state import TrainState
 
 
 class Packing:
-    """Converter between the parameters and momenta in a state and flat vectors.
+    """Converter between flat vectors and the parameters and momenta of a training state.
 
     The layout may have a higher rank than the machine. The extra terms are zero and remain zero, because the gradient
     with respect to each factor is proportional to the other factors.
@@ -71,8 +71,8 @@ class Packing:
         for layer, names, (*factors, bias) in zip(self.layout.layers, self._factor_names, layers, strict=True):
             found |= dict(zip(names, factors, strict=True))
             found[_bias_of(layer)] = bias
-            if layer.learns_variance:
-                found[f"visible.{layer.name}.log_variance"] = self.layout.log_variance(flat, layer)
+            for name, log_variance in self.layout.log_variances(flat, layer).items():
+                found[f"visible.{layer.name}.{name}"] = log_variance
         found["hidden.bias"] = hidden_bias
         return found
 
@@ -82,10 +82,15 @@ class Packing:
 
         The flat form stores b / s instead of a bias b. The gradient for b / s is s times the gradient for b, and a step
         in b / s is 1 / s times a step in b. With the multiplier 1 / s**2, the resulting step in b is the same as in
-        plain gradient descent. Normalized gradients require no multiplier.
+        plain gradient descent. Normalized gradients require no multiplier, except that the gradient for a log-variance
+        is divided by the number of entries that share it (see :meth:`mvrbm.Unit.gains`).
         """
         flat = self._hidden_scale.new_ones(self.layout.size)
-        if not self._normalized:
+        if self._normalized:
+            for layer in self.layout.layers:
+                for log_variance in self.layout.log_variances(flat, layer).values():
+                    log_variance.fill_(log_variance.numel() / layer.area)
+        else:
             views = self.named(flat)
             for name, scale in self._bias_scales().items():
                 views[name].copy_(scale**2)

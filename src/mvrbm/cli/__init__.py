@@ -1,8 +1,8 @@
 """Entry point and subcommands of the ``mvrbm`` command.
 
 Each module contains one group of commands. A command parses its arguments, makes one library call and prints the
-result. Results go to standard output; progress and errors go to standard error. Commands import the library when they
-run, so that the help and the version appear immediately. Set ``MVRBM_DEBUG=1`` to see the traceback of an error.
+result. Results go to standard output; progress and errors go to standard error. Commands import the library only when
+they run, so the help and the version appear immediately. Set ``MVRBM_DEBUG=1`` to see the traceback of an error.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import typer
 
 from mvrbm import __version__
 from mvrbm.cli import data, images, impute, inference, mixture, models, outliers, pages, topics, train
-from mvrbm.cli.errors import FAILURE, complain, describe
+from mvrbm.cli.errors import FAILURE, complain, describe, with_options
 from mvrbm.cli.options import Interrupted, new, note
 from mvrbm.cli.progress import progress_line
 from mvrbm.interrupt import INTERRUPTS, exit_code, terminate_in_order
@@ -151,7 +151,7 @@ def _handle(error: Exception) -> int:
 
 
 def _discard_output() -> None:
-    """Redirect standard output to the null device, so that flushing it at exit does not raise another error."""
+    """Redirect standard output to the null device so that flushing it at exit does not raise another error."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: standard output is not a real file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -162,4 +162,4 @@ def _show_warnings_as_notes() -> None:
     warnings.simplefilter("always", UserWarning)
     # scikit-learn warns if a model was trained on a table with column names and is applied to an array without names.
     warnings.filterwarnings("ignore", message="X does not have valid feature names")
-    warnings.showwarning = lambda message, *_, **__: note(" ".join(str(message).split()))
+    warnings.showwarning = lambda message, *_, **__: note(with_options(" ".join(str(message).split())))

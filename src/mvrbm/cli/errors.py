@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import typer
 
-__all__ = ["FAILURE", "WRONG_USAGE", "CommandLineError", "UsageError", "complain", "describe"]
+__all__ = ["FAILURE", "WRONG_USAGE", "CommandLineError", "UsageError", "complain", "describe", "with_options"]
 
 # Arguments that messages of the library recommend, and the options of the commands that set them.
 _OPTIONS = {
@@ -14,6 +14,8 @@ _OPTIONS = {
     "nan_is_missing=True": "--missing-nan",
     "column=NAME": "--column NAME",
     "data_dir": "--data-dir",
+    "dayfirst=True": "--day-first",
+    "dayfirst=False": "--month-first",
 }
 
 FAILURE = 1
@@ -60,7 +62,7 @@ def _describe_failure(error: Exception) -> str | None:
 
     text = str(error)
     if isinstance(error, MVRBMError):
-        return _with_options(text)
+        return with_options(text)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in text:
         return "out of memory; use a smaller model, batch or input"
     if isinstance(error, RuntimeError) and any(word in text.lower() for word in ("gloo", "nccl")):
@@ -70,7 +72,7 @@ def _describe_failure(error: Exception) -> str | None:
     return text if isinstance(error, (ValueError, OSError)) else None
 
 
-def _with_options(text: str) -> str:
+def with_options(text: str) -> str:
     """Replace argument names in a message from the library with the corresponding command-line options."""
     for argument, option in _OPTIONS.items():
         text = re.sub(rf"(?<![\w.]){argument}(?!\w)", option, text)

@@ -26,10 +26,10 @@ Configuration = StrEnum("Configuration", {"STAGES": "stages", "FINE_TUNED": "fin
 DenoiserKind = StrEnum("DenoiserKind", ["COLOR", "GRAY", "SALT", "JPEG"])
 
 _MODEL_HELP = (
-    "Folder of a photo denoiser saved by denoise-train, or of a model trained on similar clean images. Default: the "
-    "pretrained photo denoiser."
+    "Folder of a photo denoiser saved by denoise-train, or of a model trained on clean images similar to INPUT. "
+    "Default: the pretrained photo denoiser."
 )
-_NOISE_HELP = "Type of noise. Default: detected automatically for photographs, salt-and-pepper with --model."
+_NOISE_HELP = "Type of noise. Default: detected automatically for photographs, or salt-and-pepper with --model."
 _LEVEL_HELP = (
     "Noise level: the fraction of corrupted pixels for salt-and-pepper noise, or the standard deviation for Gaussian "
     "noise, where white is 1. Default: estimated from the images."
@@ -505,11 +505,11 @@ def _fit_and_save(
 
     If training is interrupted, save the partially trained model.
     """
-    run.begin()
     began = time.perf_counter()
     cause = None
     try:
-        model.fit(images, checkpoints=run.checkpoints, ignore_mismatch=run.ignore_mismatch)
+        with run.training():
+            model.fit(images, checkpoints=run.checkpoints, ignore_mismatch=run.ignore_mismatch)
     except INTERRUPTS as error:
         if not hasattr(model, "stages_"):
             raise

@@ -10,6 +10,7 @@ _TRAIN_HELP = "Training data, in the same format as INPUT. It may have missing e
 _MODEL_HELP = "Use the saved imputer in this folder instead of training one."
 _DEVIATIONS_HELP = "Also write the standard deviation of each missing entry to this .npy file."
 _CATEGORICAL_HELP = "Numeric columns to treat as categorical. Text columns are always categorical."
+_CLIP_HELP = "Whether to limit filled-in values to the range of the training data."
 _AXES_HELP = "Number of leading axes that index samples."
 _AXES_DEFAULT = "chosen on held-out entries"
 # Maximum number of distinct integers in a numeric column that is reported because it may be categorical.
@@ -26,6 +27,8 @@ def impute(
     categorical: Annotated[str | None, opt.new(_CATEGORICAL_HELP, metavar="NAME[,NAME]")] = None,
     sample_axes: Annotated[int | None, opt.new(_AXES_HELP, default=_AXES_DEFAULT, min=1)] = None,
     epochs: Annotated[int | None, opt.new("Number of epochs.", default="3,000 to 6,000 updates", min=1)] = None,
+    dayfirst: opt.DayFirst = None,
+    clip: Annotated[bool | None, opt.new(_CLIP_HELP, "--clip/--no-clip", default="clip")] = None,
     rows: opt.Rows = None,
     columns: opt.Columns = None,
     seed: opt.Seed = 0,
@@ -39,11 +42,19 @@ def impute(
 
     Missing entries are represented by NaN in arrays and by empty fields in tables.
     """
-    settings = {"categorical": categorical, "sample_axes": sample_axes, "epochs": epochs}
+    settings = {
+        "categorical": categorical,
+        "sample_axes": sample_axes,
+        "epochs": epochs,
+        "day_first": dayfirst,
+        "clip": clip,
+    }
     opt.check_not_training(model_folder, train=train, save=save, **settings)
     is_table = out.suffix == ".csv"
     if categorical is not None and not is_table:
         raise ValueError(f"--categorical requires a table as INPUT and a .csv file as OUT, got {out}")
+    if dayfirst is not None and not is_table:
+        opt.check_absent("requires a table as INPUT and a .csv file as OUT", day_first=dayfirst)
     _check_outputs(out, deviations, save, force)
     opt.check_columns(columns, out)
     samples = opt.chosen(_read(source, data_dir, is_table, categorical), rows, source)
@@ -57,6 +68,8 @@ def impute(
         imputer = mvrbm.MVRBMImputer(
             sample_axes="auto" if sample_axes is None else sample_axes,
             n_epochs=epochs,
+            clip=clip is not False,
+            dayfirst=dayfirst,
             random_state=seed,
             device=device,
             verbose=int(not quiet),

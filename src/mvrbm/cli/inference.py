@@ -194,7 +194,7 @@ def inpaint(
     hide: Annotated[Half | None, opt.new(_HIDE_HELP)] = None,
     missing_nan: opt.MissingNan = False,
     steps: Annotated[int, typer.Option(min=1, help="Number of Gibbs steps to average over.")] = 100,
-    burn_in: Annotated[int, typer.Option(min=0, help="Number of Gibbs steps to discard first.")] = 50,
+    burn_in: Annotated[int, typer.Option(min=0, help="Number of initial Gibbs steps to discard.")] = 50,
     rows: opt.Rows = None,
     columns: opt.Columns = None,
     seed: opt.Seed = 0,

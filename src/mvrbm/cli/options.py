@@ -94,6 +94,7 @@ _INPUT_HELP = (
 _ROWS_HELP = "Use only these samples: 100 (the first 100), 100:200 or ::10."
 _MODEL_HELP = "Folder of a saved model, or the name of a model that comes with mvrbm (digits, labeled-digits)."
 _OUT_IMAGES_HELP = "A .npy file, or an image file (such as .png) for a contact sheet."
+_DATES_HELP = "How to read dates such as 05/03/2021 if both ways are possible for a whole column."
 _COLUMNS_HELP = "Number of columns in the contact sheet."
 RECIPE_HELP = "Training recipe: default (for features), generative (for sampling) or paper."
 
@@ -107,6 +108,7 @@ ImagesOut = Annotated[Path, argument("OUT", _OUT_IMAGES_HELP)]
 ModelOut = Annotated[Path, new("Folder to save the model to.", "--out")]
 SaveModel = Annotated[Path | None, new("Also save the trained model to this folder.", "--save")]
 Columns = Annotated[int | None, new(_COLUMNS_HELP, "--columns", min=1)]
+DayFirst = Annotated[bool | None, new(_DATES_HELP, "--day-first/--month-first", default="month first")]
 MissingNan = Annotated[bool, new("Treat NaN entries as missing.", "--missing-nan")]
 Rows = Annotated[slice | None, new(_ROWS_HELP, "-n", "--rows", parser=parse_rows, metavar="N|SLICE")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Random seed.")]

@@ -27,6 +27,7 @@ def outliers(
     maps: Annotated[Path | None, opt.new(_MAPS_HELP)] = None,
     contamination: Annotated[float | None, opt.new(_SHARE_HELP, default=_SHARE_DEFAULT, min=0, max=0.5)] = None,
     epochs: Annotated[int | None, opt.new("Number of epochs.", default="about 3,000 updates", min=1)] = None,
+    dayfirst: opt.DayFirst = None,
     rows: opt.Rows = None,
     columns: opt.Columns = None,
     seed: opt.Seed = 0,
@@ -40,7 +41,8 @@ def outliers(
 
     The command writes one score per sample and lists the most unusual samples. Outliers have negative scores.
     """
-    opt.check_not_training(model_folder, train=train, save=save, contamination=contamination, epochs=epochs)
+    settings = {"contamination": contamination, "epochs": epochs, "day_first": dayfirst}
+    opt.check_not_training(model_folder, train=train, save=save, **settings)
     opt.check_out(out, force, images=False)
     if maps is not None:
         opt.check_out(maps, force)
@@ -51,6 +53,8 @@ def outliers(
     if train is not None:
         opt.check_same_size(samples, training, source, train)
     categorical = _categorical_columns(samples)
+    if not categorical:
+        opt.check_absent("requires a table with text columns as INPUT", day_first=dayfirst)
     if categorical and maps is not None and not opt.is_array(maps):
         raise ValueError(f"--maps {maps} must be a .npy file because {source} has text columns")
 
@@ -60,6 +64,7 @@ def outliers(
         detector = mvrbm.MVRBMOutlierDetector(
             contamination="auto" if contamination is None else contamination,
             n_epochs=epochs,
+            dayfirst=dayfirst,
             random_state=seed,
             device=device,
             verbose=int(not quiet and sys.stderr.isatty()),  # a progress bar would clutter a log file

@@ -14,7 +14,7 @@ _MODEL_HELP = (
     "Folder of a saved model, the name of a model that comes with mvrbm (digits, labeled-digits), or enlarge for a "
     "page that enlarges photographs."
 )
-_QUICK_HELP = "Train briefly on a few digits, to try out the command in a few seconds."
+_QUICK_HELP = "Train briefly on a few digits to try out the command in a few seconds."
 
 PageOut = Annotated[Path, typer.Option("--out", help="HTML file to write.")]
 

@@ -13,7 +13,7 @@ _INTERVAL = 0.5
 
 @contextlib.contextmanager
 def progress_line() -> Iterator[None]:
-    """Inside the context, show the number of completed samples, Gibbs steps or epochs if stderr is a terminal."""
+    """Context manager that shows the number of completed samples, Gibbs steps or epochs if stderr is a terminal."""
     from mvrbm.progress import listening
 
     line = _Line()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -34,7 +36,7 @@ class Resuming:
     log: Path | None = None
 
     def after_restart(self) -> Resuming:
-        """Return options that resume the run if torchrun has restarted this process, or unchanged options otherwise."""
+        """Return these options, changed to resume the run if torchrun has restarted this process."""
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
             return self
         return replace(self, resume=self.checkpoints is not None, force=True)
@@ -67,24 +69,43 @@ class Resuming:
             )
         return self.resume
 
-    def begin(self) -> None:
-        """Remove earlier checkpoints unless the run resumes, and record the outputs in the checkpoint folder.
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Context manager for training, which records the outputs in the checkpoint folder.
 
-        Call this method after the data has been read, because it deletes earlier checkpoints.
+        Unless the run resumes, it replaces earlier checkpoints. They are kept if training fails before the first
+        checkpoint, for example because an argument is invalid. All processes must enter the context together.
         """
-        from mvrbm.io.atomic import replace_file
-        from mvrbm.training.checkpoints import remove_checkpoints, stored_checkpoints
+        from mvrbm.distributed import World
 
-        if self.checkpoints is None:
-            return
-        if not self.resume:
-            remove_checkpoints(self.checkpoints)
-        elif not stored_checkpoints(self.checkpoints):
-            opt.note(f"{self.checkpoints} contains no checkpoints, so training starts from the beginning")
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        world = World.here()
+        with contextlib.ExitStack() as stack:
+            with world.raise_together(ValueError, OSError):
+                if world.is_main and self.checkpoints is not None:
+                    stack.enter_context(self._writing_to(self.checkpoints))
+            yield
+
+    @contextlib.contextmanager
+    def _writing_to(self, folder: Path) -> Iterator[None]:
+        from mvrbm.io.atomic import replace_file
+        from mvrbm.training.checkpoints import replace_checkpoints, stored_checkpoints
+
+        if self.resume and not stored_checkpoints(folder):
+            opt.note(f"{folder} contains no checkpoints, so training starts from the beginning")
+        is_new = not folder.exists()
         outputs = [str(path.resolve()) for path in (self.out, self.log) if path is not None]
-        with replace_file(self.checkpoints / _OUTPUTS) as file:
-            file.write(json.dumps({"outputs": outputs}).encode())
+        with contextlib.nullcontext() if self.resume else replace_checkpoints(folder, [_OUTPUTS]):
+            folder.mkdir(parents=True, exist_ok=True)
+            with replace_file(folder / _OUTPUTS) as file:
+                file.write(json.dumps({"outputs": outputs}).encode())
+            try:
+                yield
+            except BaseException:
+                if not stored_checkpoints(folder):
+                    (folder / _OUTPUTS).unlink()
+                    if is_new:
+                        folder.rmdir()
+                raise
 
     def _own_outputs(self) -> list[str]:
         """Return the output paths of the run to resume, or an empty list if there is no such run."""

@@ -59,11 +59,11 @@ def topics(
     callbacks = opt.progress_callbacks(quiet)
     if checkpoints is not None:
         callbacks.append(Checkpoint(checkpoints))
-    run.begin()
     began = time.perf_counter()
     interrupt = None
     try:
-        model.fit(counts, callbacks=callbacks, resume=checkpoints, ignore_mismatch=ignore_mismatch)
+        with run.training():
+            model.fit(counts, callbacks=callbacks, resume=checkpoints, ignore_mismatch=ignore_mismatch)
     except INTERRUPTS as error:
         if not getattr(model, "interrupted_", False):
             raise  # a second Ctrl-C stops training immediately, without saving

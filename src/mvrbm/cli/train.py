@@ -37,7 +37,7 @@ _NEGATIVE_HELP = "Sampling method for the negative phase."
 _CHAINS_HELP = "Number of chains for --negative pcd and tempered."
 _GIBBS_STEPS_HELP = "Number of Gibbs steps per update."
 _SHAPE_HELP = "Shape of a sample, if INPUT contains flattened samples."
-_LOG_HELP = "After each epoch, write metrics of up to 500 samples to this CSV."
+_LOG_HELP = "CSV file for metrics of up to 500 samples, one row per epoch."
 _SWEEP_HELP = "Train all combinations of values, such as 'rank=1,2;batch_size=50,100', and save the best model."
 
 
@@ -134,15 +134,14 @@ def train(
         grid = None if sweep is None else _parse_grid(sweep, model)
         callbacks = [] if labels or sweep else _callbacks(model, samples, known, log, checkpoints)
         callbacks += opt.progress_callbacks(quiet)
-        if world.is_main:
-            run.begin()
     how: dict[str, Any] = {"ignore_mismatch": ignore_mismatch}
-    if grid is not None:
-        outcome = _sweep(model, grid, samples, out, run)
-    elif classes is not None:
-        outcome = _fit(model, samples[:], out, y=classes, callbacks=callbacks, checkpoints=checkpoints, **how)
-    else:
-        outcome = _fit(model, samples, out, mask=known, callbacks=callbacks, resume=checkpoints, **how)
+    with run.training():
+        if grid is not None:
+            outcome = _sweep(model, grid, samples, out, run)
+        elif classes is not None:
+            outcome = _fit(model, samples[:], out, y=classes, callbacks=callbacks, checkpoints=checkpoints, **how)
+        else:
+            outcome = _fit(model, samples, out, mask=known, callbacks=callbacks, resume=checkpoints, **how)
     leave()
     if world.is_main:
         opt.show({**outcome.result, "resumed": resumed}, as_json, outcome.text)
@@ -265,7 +264,7 @@ def _callbacks(model: Any, samples: Any, known: Any, log: Path | None, checkpoin
 
     callbacks: list[Callback] = []
     if log is not None:
-        callbacks += [Monitor.on(samples, known), CSVLog(log)]
+        callbacks += [Monitor.on(samples, known), CSVLog(log, overwrite=True)]  # the command has checked the file
     elif known is None or known.reshape(len(known), -1).all(1).any():
         callbacks.append(Monitor.on(samples, known, pseudo_sites=0))
     if checkpoints is not None:
@@ -277,7 +276,7 @@ def _callbacks(model: Any, samples: Any, known: Any, log: Path | None, checkpoin
 
 
 def _fit(model: Any, samples: Any, out: Path, **arguments: Any) -> _Outcome:
-    """Fit and save the model, and return the outcome. If training is interrupted, save the partly trained model."""
+    """Fit and save the model, and return the outcome. If training is interrupted, save the partially trained model."""
     began = time.perf_counter()
     interrupt = None
     try:

@@ -58,33 +58,38 @@ INLINE void NAME(numbers)(uint32_t quad, uint32_t row, uint32_t step, uint32_t d
     for (int i = 0; i < LANES; i += 4) transpose(words[0] + i, words[1] + i, words[2] + i, words[3] + i, out + 4 * i);
 }
 
-/* Fill rows `first` to `last` - 1 of an array of shape (rows, lines, columns). */
+/* Fill rows `first` to `last` - 1 of an array of shape (rows, lines, columns). If the number of columns is odd, the last
+ * column comes after all others (see random/philox.py). */
 static void NAME(uniform)(const Uniform *array, int64_t first, int64_t last)
 {
-    const int64_t columns = array->columns;
-    const int64_t quads = array->lines * ((columns + 3) / 4); /* counters per row */
-    float *out = array->out + first * array->lines * columns;
-    const float *const end = array->out + last * array->lines * columns;
+    const int64_t lines = array->lines, columns = array->columns, size = lines * columns;
+    const int64_t pitch = columns > 1 && lines > 1 ? columns - columns % 2 : columns;
     float drawn[4 * LANES];
     for (int64_t row = first; row < last; row++) {
         const uint32_t number = array->first_row + (uint32_t)row;
-        int64_t column = 0;
-        for (int64_t quad = 0; quad < quads; quad += LANES) {
-            const int64_t count = quads - quad < LANES ? quads - quad : LANES;
-            if (columns % 4 == 0 && count == LANES) { /* no counter is split between lines, so write directly */
-                NAME(numbers)((uint32_t)quad, number, array->step, array->draw, array->key, out);
-                out += 4 * LANES;
+        float *const out = array->out + row * size;
+        int64_t line = 0, column = 0;
+        for (int64_t place = 0; place < size; place += 4 * LANES) {
+            const int64_t count = size - place < 4 * LANES ? size - place : 4 * LANES;
+            float *const into = pitch == columns && count == 4 * LANES ? out + place : drawn;
+            NAME(numbers)((uint32_t)(place / 4), number, array->step, array->draw, array->key, into);
+            if (into != drawn) continue;
+            if (pitch == columns) {
+                memcpy(out + place, drawn, sizeof(float) * count);
                 continue;
             }
-            NAME(numbers)((uint32_t)quad, number, array->step, array->draw, array->key, drawn);
-            for (int64_t i = 0; i < count; i++) {
-                const int64_t left = columns - column < 4 ? columns - column : 4;
-                /* Copying four numbers is fastest. The next line overwrites any numbers past the end of this line. */
-                if (end - out >= 4) memcpy(out, drawn + 4 * i, 4 * sizeof(float));
-                else memcpy(out, drawn + 4 * i, left * sizeof(float));
-                out += left;
-                column = column + 4 < columns ? column + 4 : 0;
+            int64_t i = 0;
+            while (i < count && line < lines) {
+                const int64_t n = pitch - column < count - i ? pitch - column : count - i;
+                memcpy(out + line * columns + column, drawn + i, sizeof(float) * n);
+                i += n;
+                column += n;
+                if (column == pitch) {
+                    column = 0;
+                    line++;
+                }
             }
+            for (; i < count; i++, line++) out[(line - lines) * columns + pitch] = drawn[i]; /* the last column */
         }
     }
 }

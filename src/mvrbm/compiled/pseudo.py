@@ -22,8 +22,8 @@ _LONGEST_GROUP = 16
 def log_odds(field: Tensor, bias: Tensor, weights: Tensor, x: Tensor) -> Tensor | None:
     r"""Compute the contribution of a binary hidden layer to the log-odds of binary sites.
 
-    Return a tensor of shape (n, sites), or None if the C code was not built, a tensor is not a float32 tensor on the
-    CPU, or a weight has an absolute value greater than 60.
+    Return a tensor of shape (n, sites). The result is None if the C code was not built, if a tensor is not a float32
+    tensor on the CPU, or if a weight has an absolute value greater than 60.
 
     Parameters
     ----------

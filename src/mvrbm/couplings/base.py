@@ -39,7 +39,7 @@ class Coupling(nn.Module, ABC):
     name: ClassVar[str]
     visible_shape: tuple[int, ...]
     hidden_shape: tuple[int, ...]
-    #: Whether the only parameter is the full matrix, of shape (hidden entries, visible entries).
+    #: Whether the only parameter is the full matrix, stored with shape (hidden entries, visible entries).
     is_full: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -88,7 +88,7 @@ class Coupling(nn.Module, ABC):
 
     @abstractmethod
     def _factor_std(self, std: float) -> float:
-        """Return the parameter standard deviation that gives the entries of `W` standard deviation `std`."""
+        """Return the parameter standard deviation for which the entries of `W` have standard deviation `std`."""
 
     @torch.no_grad()
     def initialize(self, rng: RandomSource, std: float = DEFAULT_STD, *, factor_std: float | None = None) -> None:
@@ -143,8 +143,9 @@ class Coupling(nn.Module, ABC):
     def gains(self) -> dict[str, Tensor]:
         """Return an upper bound on the squared spectral norm of the change in `W` per unit step in each parameter.
 
-        Dividing each gradient by its gain gives all steps a similar effect on `W`, regardless of the size of the other
-        factors. Training then neither stalls when the other factors are small nor diverges when they are large.
+        The effect of a step in one factor on `W` is proportional to the other factors of the product. Dividing each
+        gradient by its gain compensates for this, so that training neither stalls when those factors are small nor
+        diverges when they are large.
         """
 
     def balance(self) -> None:
@@ -167,7 +168,7 @@ class Coupling(nn.Module, ABC):
     def mode_factors(self) -> list[Tensor] | None:
         """Return one factor of shape (R, K_d, I_d) per mode if `W` is a sum of R learned Kronecker products.
 
-        A full matrix is a single factor between flattened layers. All other couplings return None.
+        A full matrix counts as a single factor between the flattened layers. For all other couplings, return None.
         """
         return None
 
@@ -207,9 +208,9 @@ def make_coupling(description: str | Mapping[str, Any]) -> Coupling:
     Parameters
     ----------
     description : str or mapping
-        Either a name, optionally followed by the first argument of the class, such as ``"kronecker:8"``,
-        ``"mpo:2,3"`` or ``"dense"``, or a mapping in the format of saved models, such as
-        ``{"coupling": "kronecker", "rank": 8}``.
+        Name, optionally followed by the first argument of the class (for example, ``"kronecker:8"``, ``"mpo:2,3"`` or
+        ``"dense"``), or mapping in the format of saved models (for example,
+        ``{"coupling": "kronecker", "rank": 8}``).
 
     Examples
     --------
@@ -222,7 +223,7 @@ def make_coupling(description: str | Mapping[str, Any]) -> Coupling:
         numbers = re.split("[,x]", text) if text else []
         if not all(number.isdecimal() for number in numbers):
             raise ValueError(
-                f"coupling must be a name, optionally followed by integers, such as kronecker:8, got {description!r}"
+                f"coupling must be a name, optionally followed by integers (as in kronecker:8), got {description!r}"
             )
         sizes = [int(number) for number in numbers]
         arguments = [sizes[0] if len(sizes) == 1 else sizes] if sizes else []
@@ -239,7 +240,7 @@ def make_coupling(description: str | Mapping[str, Any]) -> Coupling:
 
 
 def same_order(kind: str, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> int:
-    """Return the number of modes, or raise ValueError if the two shapes have different numbers of modes."""
+    """Return the number of modes, or raise ValueError if it differs between the visible and the hidden shape."""
     if len(visible_shape) != len(hidden_shape):
         raise ValueError(
             f"{kind} couplings require the same number of hidden and visible modes, got visible shape {visible_shape} "
@@ -310,7 +311,7 @@ class Chain(Coupling):
     _subscripts: ClassVar[str]
     #: Order in which `to_hidden` applies the factors, chosen by `allocate`. `to_visible` uses the reverse order.
     _order: list[int]
-    #: Subscripts of the bonds before and after a factor in that order.
+    #: Subscripts of the bonds before and after a factor in `_order`.
     _bonds: tuple[str, str]
 
     def to_hidden(self, x: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class CP(Coupling):
     def operations(self) -> int:
         """Number of multiplications per sample.
 
-        Each term takes one multiplication per remaining entry for each visible mode, and one per hidden unit.
+        Each term takes one multiplication per remaining entry for each visible mode, plus one per hidden unit.
         """
         total = sum(math.prod(self.visible_shape[mode:]) for mode in range(len(self.visible_shape)))
         return self.rank * (total + self.hidden_shape[0])

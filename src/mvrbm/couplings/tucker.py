@@ -76,7 +76,7 @@ class Tucker(Coupling):
 
     @property
     def operations(self) -> int:
-        """Number of multiplications per sample, both for the compression and for the core (one per entry)."""
+        """Number of multiplications per sample: those of the compression, plus one per entry of the core."""
         return self.compression.operations + self.core.operations
 
     def gains(self) -> dict[str, Tensor]:

@@ -116,13 +116,16 @@ class Source(ABC):
 
     @property
     def whole(self) -> Arrays:
-        """Arrays, keyed by layer name. Empty if the data is not stored in arrays or may have missing entries."""
+        """Dictionary of arrays, keyed by layer name.
+
+        It is empty if the data is not stored in arrays or may have missing entries.
+        """
         arrays, known = self.with_masks
         return {} if known or self.nan_is_missing else arrays
 
     @property
     def with_masks(self) -> tuple[Arrays, Arrays]:
-        """Arrays and masks of known entries, both keyed by layer name. Some layers may have no mask.
+        """Arrays and masks of known entries, as two dictionaries keyed by layer name. Some layers may have no mask.
 
         Both dictionaries are empty if the data is not stored in arrays.
         """
@@ -143,7 +146,7 @@ class Source(ABC):
         return None if self.n_samples is None else -(-self.n_samples // batch_size)
 
     def full_batch(self, batch_size: int) -> int:
-        """Return the number of samples in a full batch, which is less than `batch_size` if there are fewer samples."""
+        """Return the number of samples in a full batch: `batch_size`, or the number of samples if that is smaller."""
         return batch_size if self.n_samples is None else min(batch_size, self.n_samples)
 
     def moments(self) -> dict[str, Moments]:
@@ -435,9 +438,9 @@ def as_source(
 
 
 def masks_of(source: Source) -> dict[str, Tensor]:
-    """Return boolean masks that are True for known entries, for the layers that may have missing entries.
+    """Return boolean masks of the known entries for all layers that may have missing entries.
 
-    Each mask has shape (n, *layer shape).
+    Each mask has shape (n, *layer shape) and is True for known entries.
     """
     arrays, given = source.with_masks
     data = {name: torch.as_tensor(array) for name, array in arrays.items()}

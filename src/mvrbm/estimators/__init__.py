@@ -8,6 +8,7 @@
 - `base`, `array_rbm`, `features`, `generation`, `scoring`: base classes and mixins for the generative models.
 - `classifier_base`, `fine_tuning`, `network`: base classes and the network for the classifiers.
 - `inputs`, `batches`, `labels`: input validation, batches and class labels.
+- `table_encoding`, `dates`: the numeric encoding of tables with categorical columns and of date columns.
 - `parameters`, `persistence`, `chains`, `undo`: shared parameters, saving and loading, persistent chains, and recovery
   from errors.
 

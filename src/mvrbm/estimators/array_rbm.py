@@ -3,8 +3,7 @@
 An estimator validates the data, builds its machines and passes both to a :class:`~mvrbm.training.Trainer`.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -89,7 +88,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         """
         recipe = self._recipe()
         continues = self.warm_start and hasattr(self, "machine_")
-        with self._undo_on_error(continues):
+        with undo_on_error(self, self.machines_ if continues else []):
             run = self._prepare_run(X, mask, recipe, continues=continues)
             for callback in callbacks:
                 callback.read_with(lambda data: self._read_layers(data, reset=False))
@@ -100,7 +99,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
     def partial_fit(self, X: Any, y: Any = None, *, mask: Any = None) -> Self:
         """Train for one more epoch on the given data and return the estimator. See :meth:`fit` for the parameters."""
         continues = hasattr(self, "machine_")
-        with self._undo_on_error(continues):
+        with undo_on_error(self, self.machines_ if continues else []):
             run = self._prepare_run(X, mask, self._recipe(), continues=continues)
             self._train_all(run, 1, open_ended=True)
         self._raise_if_interrupted()
@@ -197,25 +196,6 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
             for trainer in trainers:
                 trainer.seed = None  # the user did not choose the seed, so checkpoints with any seed can be resumed
         return trainers
-
-    @contextlib.contextmanager
-    def _undo_on_error(self, continues: bool) -> Iterator[None]:
-        """Restore the model if training fails.
-
-        `continues` indicates whether training continues from existing machines.
-        """
-        machines = self.machines_ if continues else []
-        chains = {name: chain.clone() for name, chain in self.chains_.items()} if continues else {}
-        n_updates = [trainer.update for trainer in (self.trainers_ or [])] if continues else []
-        try:
-            with undo_on_error(self, machines):
-                yield
-        except BaseException:
-            if continues and n_updates != [trainer.update for trainer in (self.trainers_ or [])]:
-                # The state of the trainers belongs to the discarded parameters.
-                self.trainers_ = None
-                self._saved_chains = chains
-            raise
 
     def _raise_if_interrupted(self) -> None:
         for trainer in self.trainers_ or []:

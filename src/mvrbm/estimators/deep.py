@@ -25,7 +25,8 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, keep_known, sample
 from mvrbm.saving import read_stack, register, write_machines
-from mvrbm.training.callbacks import Callback, layer_folder
+from mvrbm.training.callbacks import Callback
+from mvrbm.training.parts import part_folder
 from mvrbm.training.trainer import Trainer
 from mvrbm.units import Unit, make_unit
 from mvrbm.validation import as_shape, choice, whole_number
@@ -130,7 +131,7 @@ class DeepMVRBM(SingleLayerRBM):
         epochs_before = self.n_epochs_
         trained_before = [trainer.epoch for trainer in run.trainers]
         for number, trainer in enumerate(run.trainers):
-            folder = None if resume is None else layer_folder(resume, number)
+            folder = None if resume is None else part_folder(resume, "layer", number)
             resumed = folder is not None and trainer.resume(folder, ignore_mismatch=ignore_mismatch)
             first = 0 if resumed else trainer.epoch
             last = first + n_epochs

@@ -35,6 +35,7 @@ from mvrbm.random import RandomSource
 from mvrbm.saving import read_stack, write_machines
 from mvrbm.training.backprop import DescentResult, assign, descend
 from mvrbm.training.callbacks import Checkpoint
+from mvrbm.training.parts import part_folder
 from mvrbm.units import Unit
 from mvrbm.validation import number, whole_number
 
@@ -178,7 +179,7 @@ class FineTunedClassifier(ArrayClassifier):
             machines, train, unlabeled, stack, start_rng, checkpoints, ignore_mismatch
         )
         loss = self._new_loss(train, unlabeled, plan.batch_size, dropped, dropout_rng, perturbation_rng)
-        folder = None if checkpoints is None else Path(checkpoints) / "tuning"
+        folder = None if checkpoints is None else part_folder(checkpoints, "tuning")
         bar = _progress_bar(plan.n_epochs) if self.verbose else contextlib.nullcontext()
         with sensible_threads(self.network_.stack[0], plan.batch_size), bar:
             found = descend(
@@ -230,7 +231,7 @@ class FineTunedClassifier(ArrayClassifier):
         checkpoints: Any,
         ignore_mismatch: bool,
     ) -> StructuredNetwork:
-        """Return the network to fine-tune, with random weights or the weights of a pretrained or given stack."""
+        """Return the network to fine-tune, initialized randomly, from a newly pretrained stack, or from a given one."""
         if unlabeled is not None and not self.perturbation and (not self.pretraining or fitted is not None):
             raise ValueError(
                 "unlabeled has no effect without pretraining (pretraining >= 1 and no stack) or a positive perturbation"
@@ -259,7 +260,7 @@ class FineTunedClassifier(ArrayClassifier):
     def _pretrained_stack(self, samples: Any, checkpoints: Any, ignore_mismatch: bool) -> DeepMVRBM:
         if checkpoints is None:
             return self._new_stack().fit(samples)
-        folder = Path(checkpoints) / "pretraining"
+        folder = part_folder(checkpoints, "pretraining")
         callbacks = [Checkpoint(folder)]
         return self._new_stack().fit(samples, callbacks=callbacks, resume=folder, ignore_mismatch=ignore_mismatch)
 

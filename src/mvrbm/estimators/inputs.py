@@ -188,10 +188,19 @@ def as_array(X: Any) -> Any:
     dtype = getattr(X, "dtype", None)
     if isinstance(dtype, np.dtype) and dtype.kind in "USMmV":
         raise ValueError(f"X must contain numbers, got an array of dtype {dtype}")
-    for name in getattr(X, "columns", ()):
-        if X[name].ndim == 1 and getattr(X[name].dtype, "kind", "O") not in "biuf" and _not_numeric(X[name]):
+    # Selecting a column of a data frame is slow, so select only columns of other types.
+    for name, dtype in zip(getattr(X, "columns", ()), getattr(X, "dtypes", ()), strict=False):
+        if not is_number_type(dtype) and X[name].ndim == 1 and _not_numeric(X[name]):
             raise ValueError(f"column {name!r} of X is not numeric; drop it or replace it with numbers")
     return X
+
+
+def is_number_type(dtype: Any) -> bool:
+    """Return whether a data frame column of the given dtype contains numbers.
+
+    Booleans are not numbers: tables treat them as categories. Where numbers are required, they convert to 0 and 1.
+    """
+    return getattr(dtype, "kind", "O") in "iuf"
 
 
 def _not_numeric(column: Any) -> bool:

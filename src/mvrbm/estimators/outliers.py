@@ -18,11 +18,11 @@ from mvrbm.couplings import Dense, Kronecker
 from mvrbm.errors import StorageError
 from mvrbm.estimators.base import as_rows, check_finite
 from mvrbm.estimators.batches import ROWS_AT_ONCE, Array, batches
-from mvrbm.estimators.imputer.table import TableEncoding
 from mvrbm.estimators.inputs import VISIBLE, as_array, dtype_for, without_wrapper
 from mvrbm.estimators.parameters import unit_named
 from mvrbm.estimators.persistence import SavedEstimator, forget_names, restore_names, saved_names
 from mvrbm.estimators.rbm import TVRBM
+from mvrbm.estimators.table_encoding import TableEncoding
 from mvrbm.estimators.undo import undo_on_error
 from mvrbm.io.shards import Rows
 from mvrbm.likelihood.masked import block_masks, masked_errors
@@ -105,6 +105,9 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         See :class:`MVRBM`.
     recipe : str or Recipe, default="generative"
         Training settings. See :class:`MVRBM`.
+    dayfirst : bool, optional
+        Whether dates such as 05/03/2021 start with the day (True) or the month (False), if both are possible for all
+        dates in a column. By default, they are read month first, with a warning.
     random_state : int, RandomState or None, default=None
         Seed or generator for training. Pass an int for reproducible results. The masks do not depend on it.
     device : str or torch.device, default="auto"
@@ -149,6 +152,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     batch_size: int | None = None
     learning_rate: float | None = None
     recipe: str | Recipe = "generative"
+    dayfirst: bool | None = None
     random_state: Any = None
     device: Any = "auto"
     verbose: int = 0
@@ -296,7 +300,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         """
         X = without_wrapper(X)
         if reset:
-            self._encoding = TableEncoding.of(X, "from_dtype")
+            self._encoding = TableEncoding.of(X, "from_dtype", self.dayfirst)
         if self._encoding.is_mixed:
             return self._read_table(X, reset=reset)
         given = as_array(X)
@@ -344,7 +348,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
             axes = "1 axis" if len(shape) == 1 else f"{len(shape)} axes"
             raise ValueError(f"block_shape must have {axes} to match samples of shape {shape}, got {block}")
         if any(step > size for step, size in zip(block, shape, strict=True)):
-            raise ValueError(f"block_shape must not exceed the shape of a sample {shape}, got {block}")
+            raise ValueError(f"block_shape must not exceed the sample shape {shape}, got {block}")
         return block
 
     def _means(self, data: Any, *, check: bool = True) -> Array:

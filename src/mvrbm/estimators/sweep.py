@@ -22,6 +22,7 @@ from mvrbm.errors import DivergenceError
 from mvrbm.estimators.array_rbm import ArrayRBM
 from mvrbm.estimators.undo import undo_on_error
 from mvrbm.training import Checkpoint, fit_together
+from mvrbm.training.parts import part_folder
 from mvrbm.training.trainer import Trainer
 from mvrbm.validation import number
 
@@ -137,7 +138,7 @@ class Sweep:
         world = World.here()
         own = slice(world.rank, None, world.size)
         folders = [
-            None if checkpoints is None else Path(checkpoints) / f"candidate-{index}"
+            None if checkpoints is None else part_folder(checkpoints, "candidate", index)
             for index in range(len(self.candidates_))
         ]
         self._train(self.candidates_[own], X[kept], folders[own], ignore_mismatch)

@@ -205,18 +205,12 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Train for one more epoch on the given documents, with a constant learning rate, and return the estimator."""
         continues = hasattr(self, "machine_")
-        former = self.trainer_ if continues else None
-        n_updates = 0 if former is None else former.update
-        try:
-            with undo_on_error(self, [self.machine_] if continues else []):
-                counts = self._prepare(X, continues=continues)
-                trainer = self._new_trainer(None) if former is None or former.scheduler is not None else former
-                trainer.restart_epoch()  # an interrupted epoch may have used different documents
-                self._train(trainer, counts, trainer.epoch + 1, (), initialize=not continues)
-        except BaseException:
-            if former is not None and former.update != n_updates:
-                self.trainer_ = None  # its state belongs to the discarded parameters
-            raise
+        with undo_on_error(self, [self.machine_] if continues else []):
+            former = self.trainer_ if continues else None
+            counts = self._prepare(X, continues=continues)
+            trainer = self._new_trainer(None) if former is None or former.scheduler is not None else former
+            trainer.restart_epoch()  # an interrupted epoch may have used different documents
+            self._train(trainer, counts, trainer.epoch + 1, (), initialize=not continues)
         trainer.raise_if_interrupted()
         return self
 
@@ -411,7 +405,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         machine = read_machine(folder)
         if list(machine.layers) != [WORDS] or not machine.layers[WORDS].own_lengths:
             raise StorageError(
-                f"a topic model requires a single layer '{WORDS}' of counts with variable length, got {machine.layers}"
+                f"a topic model requires a single variable-length count layer named '{WORDS}', got {machine.layers}"
             )
         if machine.hidden.name != Bernoulli.name or len(machine.hidden.shape) != 1:
             raise StorageError(f"topics must be a vector of Bernoulli units, got {machine.hidden}")

@@ -271,7 +271,7 @@ def read_mask(source: str | os.PathLike[str], shape: tuple[int, ...]) -> NDArray
 
 
 def half_mask(shape: tuple[int, ...], hidden: str) -> NDArray[np.bool_]:
-    """Return a mask for samples of shape `shape` that is False in one half and True in the other half.
+    """Return a mask of shape `shape` that is False in one half of a sample and True in the other half.
 
     `hidden` specifies the half that is False: ``"left"``, ``"right"``, ``"top"`` or ``"bottom"``.
     """

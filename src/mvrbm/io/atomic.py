@@ -1,7 +1,7 @@
 """Validate output paths before a computation starts, and write files and folders atomically.
 
-Files and folders are written under a temporary name in the same folder and then renamed, so that no other process sees
-a partially written result. `arrays`, `pictures` and :mod:`mvrbm.saving` produce the contents.
+Files and folders are written under a temporary name in the same folder and then renamed, so no other process sees a
+partially written result. `arrays`, `pictures` and :mod:`mvrbm.saving` produce the contents.
 
 A file is replaced in one step. Replacing an existing folder takes two steps, because no portable call swaps two
 folders:
@@ -226,7 +226,7 @@ def remove_leftovers(home: Path, prefix: str) -> None:
 
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[bool]:
-    """Lock a folder inside the context, or raise BlockingIOError if another process has locked it.
+    """Context manager that locks a folder, or raises BlockingIOError if another process has locked it.
 
     Yields True if the folder is locked, or False if the platform or the file system does not support locks. The
     operating system releases the lock when the process ends, even if the process is killed.

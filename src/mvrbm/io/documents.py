@@ -152,7 +152,7 @@ def _svmlight(path: Path) -> tuple[Any, int]:
 def _npz(path: Path) -> Any:
     """Read a sparse matrix written by `scipy.sparse.save_npz`.
 
-    SciPy's own reader is not used because it allocates whatever array sizes the file declares.
+    SciPy's own reader is not used because it allocates arrays of any size that the file declares.
     """
     data, indices, indptr, shape = (read_npz(path, key) for key in ("data", "indices", "indptr", "shape"))
     with reading(path):

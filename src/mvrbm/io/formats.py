@@ -81,7 +81,7 @@ def images_by_class(folder: Path) -> dict[str, list[Path]]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert errors raised while reading a file to an InputError that includes the file name."""
+    """Context manager that converts errors raised while reading a file to an InputError with the file name."""
     check_regular_file(path)
     try:
         yield

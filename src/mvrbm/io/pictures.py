@@ -16,7 +16,7 @@ several images in a JPEG       the first image (phones add previews and depth ma
 Reading raises :class:`~mvrbm.errors.InputError` for unsupported formats (see `READ`), truncated or empty files,
 animations and multi-page files, floating-point pixels, images with more than `LARGEST` pixels, pipes and devices.
 Corrupted EXIF blocks are ignored, as are ICC profiles that do not match the image's color space. Images are rotated
-upright according to their EXIF orientation. The orientation tag is then removed, so that a written image looks the same
+upright according to their EXIF orientation. The orientation tag is then removed so that a written image looks the same
 in every viewer.
 
 tifffile writes 16-bit color TIFF files, and Pillow writes all other files. Neither can write 16-bit color PNG files, so
@@ -178,7 +178,7 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
 
 @contextlib.contextmanager
 def _as_input_errors(path: Path) -> Iterator[None]:
-    """Convert errors raised while reading an image to an InputError that includes the file name."""
+    """Context manager that converts errors raised while reading an image to an InputError with the file name."""
     try:
         yield
     except (InputError, MemoryError):

@@ -47,7 +47,7 @@ class Rows(ABC):
 
     @abstractmethod
     def _read(self, numbers: Array) -> Array:
-        """Read the rows with the m indices `numbers` and return an array of shape (m, ...).
+        """Read the m rows with the indices in `numbers`, and return an array of shape (m, ...).
 
         The number of entries per row must match the shape of a sample.
         """

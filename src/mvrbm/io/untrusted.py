@@ -13,7 +13,7 @@ from mvrbm.errors import InputError
 
 __all__ = ["ALLOWANCE", "Budget", "check_regular_file"]
 
-#: Memory in bytes that reading a file of any size may allocate.
+#: Number of bytes that may be allocated to read a file of any size.
 ALLOWANCE = 64 * 2**20
 # Additional memory in bytes that reading may allocate per byte of file size.
 _BYTES_PER_BYTE = 4

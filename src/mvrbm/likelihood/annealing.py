@@ -125,9 +125,9 @@ def reverse_annealed_importance_sampling(
     n_chains : int
         Number of chains. Ignored if `init` is given.
     init : Tensor or mapping of str to Tensor, optional
-        States close to equilibrium, one per chain, such as the persistent chains from training, samples from
-        :class:`~mvrbm.sampling.ParallelTempering`, or training data. If None, the states are sampled by parallel
-        tempering, starting from independent samples.
+        States close to equilibrium, one per chain. Use the persistent chains from training, samples from
+        :class:`~mvrbm.sampling.ParallelTempering`, or training data, for example. If None, the states are sampled by
+        parallel tempering, starting from independent samples.
     burn_in : int, optional
         Number of burn-in steps before annealing: Gibbs steps from `init`, or parallel tempering steps if `init` is
         None. Default: `n_steps`.

@@ -1,4 +1,4 @@
-"""Exact computation of log Z, by enumerating either the hidden or the visible states.
+"""Exact computation of log Z by enumeration of either the hidden or the visible states.
 
 Gaussian layers are integrated out in closed form.
 """
@@ -26,8 +26,8 @@ _LARGEST_SOLVE = 4096
 def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, mask: Visible | None = None) -> Tensor:
     r"""Compute :math:`\log Z` exactly.
 
-    The function enumerates the states of the hidden layer or of the visible layers, whichever have fewer states, and
-    sums over the remaining layers in closed form.
+    The function enumerates the states of the hidden layer or of the visible layers, whichever are fewer, and sums over
+    the remaining layers in closed form.
 
     Parameters
     ----------

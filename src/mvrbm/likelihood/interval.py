@@ -38,7 +38,7 @@ class LogPartitionInterval:
 
     @property
     def log_z(self) -> float:
-        """Minimum-variance estimate from the weights of both directions, using Bennett's acceptance ratio."""
+        """Minimum-variance estimate from the forward and reverse weights, using Bennett's acceptance ratio."""
         forward, reverse = self.forward.log_weights, self.reverse.log_weights
         shift = math.log(len(forward) / len(reverse))  # subtracted from the root found below
         low, high = (float(limit) for limit in torch.cat([forward, reverse]).aminmax())
@@ -51,12 +51,12 @@ class LogPartitionInterval:
 
     @property
     def lower(self) -> float:
-        """Lower end of the interval: the minimum of the two estimates, each reduced by two standard errors."""
+        """Lower end of the interval: the minimum of estimate - 2 * standard error over the forward and reverse runs."""
         return min(run.log_z - _ERRORS * run.standard_error for run in (self.forward, self.reverse))
 
     @property
     def upper(self) -> float:
-        """Upper end of the interval: the maximum of the two estimates, each increased by two standard errors."""
+        """Upper end of the interval: the maximum of estimate + 2 * standard error over the forward and reverse runs."""
         return max(run.log_z + _ERRORS * run.standard_error for run in (self.forward, self.reverse))
 
     @property
@@ -68,15 +68,15 @@ class LogPartitionInterval:
     def bounds(self) -> tuple[float, float]:
         """Lower and upper bounds from Jensen's inequality, each widened by two standard errors.
 
-        The bounds are the mean log-weights of the two directions. They are farther apart than the ends of the interval,
-        but do not rely on standard errors that a few large weights can dominate.
+        The bounds are the mean log-weights of the forward and reverse runs. They are farther apart than the ends of the
+        interval, but do not rely on standard errors that a few large weights can dominate.
         """
         forward, reverse = self.forward, self.reverse
         return forward.bound - _ERRORS * forward.bound_error, reverse.bound + _ERRORS * reverse.bound_error
 
     @property
     def consistent(self) -> bool:
-        """Whether the estimates differ by at most three standard errors of their difference."""
+        """Whether the forward and reverse estimates differ by at most three standard errors of their difference."""
         error = math.hypot(self.forward.standard_error, self.reverse.standard_error)
         return abs(self.forward.log_z - self.reverse.log_z) <= _MOST_ERRORS * error
 

@@ -60,10 +60,10 @@ class LikelihoodInterval:
     Attributes
     ----------
     mean : float
-        Mean log-likelihood, using the estimate of log Z that combines both annealing directions.
+        Mean log-likelihood based on the estimate of log Z that combines both annealing directions.
     forward, reverse : float
-        Mean log-likelihood, using the estimate of log Z from one annealing direction. Published results usually report
-        the forward estimate.
+        Mean log-likelihoods based on the forward and reverse estimates of log Z. Published results usually report the
+        forward estimate.
     lower, upper : float
         Ends of the interval. See :class:`LogPartitionInterval`.
     bounds : tuple of float

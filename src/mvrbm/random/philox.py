@@ -3,11 +3,20 @@ r"""Reference implementation of the random number generator: Philox 4x32-10 in P
 Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) maps a counter of four 32-bit words and a
 key of two 32-bit words to four random words. In an array of shape (rows, \*lines, columns), the counter for an entry is
 
-    (line * ceil(columns / 4) + column // 4,  row,  step,  draw)
+    (place // 4,  row,  step,  draw)
 
-where `line` is the flat index over the middle axes. The entry uses word `column % 4` of the result. Its value does not
-depend on the number of rows or on how kernels divide the array into tiles. The C code and the Triton kernels implement
-the same definition, and the tests check that the results are bitwise identical.
+and the entry uses word `place % 4` of the result. `place` is the flat index of the entry within its row of the array,
+except that if the number of columns is odd, the last column comes after all the others. The entries in columns 2 i and
+2 i + 1 of a line, which GPU threads store together, therefore always share a counter. If `line` is the flat index over
+the middle axes,
+
+    place = line * pitch + column    if column < pitch
+            lines * pitch + line     otherwise
+
+where `pitch` is the number of columns rounded down to an even number, or 1 if there is only one column.
+
+The value of an entry does not depend on the number of rows or on how kernels divide the array into tiles. The C code
+and the Triton kernels implement the same definition, and the tests check that the results are bitwise identical.
 """
 
 import math
@@ -29,7 +38,7 @@ _MASK = 0xFFFFFFFF
 # number.
 ANGLES = 0x40000000
 
-#: Step index: an integer, or a scalar tensor on a GPU that CUDA graphs can increment.
+#: Step index: an integer, or a scalar GPU tensor that CUDA graphs can increment.
 Step = int | Tensor
 
 
@@ -77,6 +86,11 @@ def layout(shape: Sequence[int]) -> tuple[int, int, int]:
     return shape[0], math.prod(shape[1:-1]), shape[-1]
 
 
+def pitch_of(columns: int) -> int:
+    """Return the pitch of lines with the given number of columns, as defined in the module docstring."""
+    return columns if columns == 1 else columns - columns % 2
+
+
 def uniform(
     key: int, shape: Sequence[int], step: Step, draw: int, first_row: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
@@ -86,11 +100,13 @@ def uniform(
     the counters, and `first_row` is the index of the array's first row.
     """
     rows, lines, columns = layout(shape)
-    quads = -(-columns // 4)
-    quad = torch.arange(lines * quads, device=device)
+    pitch = pitch_of(columns)
+    quad = torch.arange(-(-lines * columns // 4), device=device)
     row = torch.arange(first_row, first_row + rows, device=device)
-    found = torch.stack(words(key, quad, row[:, None], step, draw), -1)  # (rows, lines * quads, 4)
-    flat = found.view(rows, lines, 4 * quads)[:, :, :columns]
+    found = torch.stack(words(key, quad, row[:, None], step, draw), -1).flatten(1)  # (rows, places)
+    pairs = found[:, : lines * pitch].view(rows, lines, pitch)
+    last = found[:, lines * pitch : lines * columns].view(rows, lines, columns - pitch)
+    flat = torch.cat([pairs, last], 2)
     return ((flat >> 9).to(dtype) + 0.5).mul_(2.0**-23).reshape(tuple(shape))
 
 

@@ -45,9 +45,9 @@ class Position(NamedTuple):
 class RandomSource:
     """Source of uniform random numbers, normal random numbers and random permutations.
 
-    Each number is a function of the seed, step, draw, row and entry. A source counts its draws, so that successive
-    calls return different numbers. The value of an entry does not depend on the device, the dtype, the number of rows,
-    or the sizes of earlier draws.
+    Each number is a function of the seed, step, draw, row and entry. A source counts its draws, so successive calls
+    return different numbers. The value of an entry does not depend on the device, the dtype, the number of rows, or the
+    sizes of earlier draws.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class RandomSource:
         self._draw = 0
 
     def step_on(self, device: torch.device) -> None:
-        """Store the step index in a tensor on a device, so that CUDA graphs can increment it."""
+        """Store the step index in a tensor on the given device so that CUDA graphs can increment it."""
         self._step = torch.as_tensor(self._step, dtype=torch.int64, device=device).clone()
 
     def split(self, count: int) -> list[RandomSource]:

@@ -130,7 +130,7 @@ def multiplied_out(machine: BoltzmannMachine) -> BoltzmannMachine:
 
 
 def copies(layers: Layers) -> dict[str, Tensor]:
-    """Return contiguous copies of all layers, for sampling steps to modify in place."""
+    """Return contiguous copies of all layers, which sampling steps can modify in place."""
     return {name: array.clone(memory_format=torch.contiguous_format) for name, array in layers.items()}
 
 
@@ -177,7 +177,7 @@ def draw_visible(model: Fields, fields: Layers, visible: Layers, rng: RandomSour
 
 
 def keep_known(known: Layers, other: Layers, masks: Masks) -> dict[str, Tensor]:
-    """Return the arrays in `other`, with entries replaced by those in `known` where the mask is True."""
+    """Return arrays with the entries of `known` where the mask is True and the entries of `other` elsewhere."""
     return {
         name: array if masks[name] is None else torch.where(masks[name], known[name], array)  # type: ignore[arg-type]
         for name, array in other.items()
@@ -287,7 +287,8 @@ def conditional_mean(
 ) -> dict[str, Tensor]:
     """Estimate the mean of the unknown entries given the known entries, by clamped Gibbs sampling.
 
-    The estimate is an average of visible means, each given one hidden sample. Means vary less than visible samples do.
+    The estimate is the average of the visible means given successive hidden samples. These means vary less than visible
+    samples.
 
     Parameters
     ----------

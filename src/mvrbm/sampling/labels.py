@@ -1,8 +1,9 @@
-"""Label layers, which have one one-hot row per sample, and their exact distribution given the other visible layers.
+"""Label layers (a single one-hot row per sample) and their exact distribution given the other visible layers.
 
 A plain Gibbs step samples the label given the hidden layer. The hidden layer still encodes the previous label, so
-labels rarely change. To avoid this, this module samples labels from their exact distribution, with the hidden layer
-marginalized out, just before sampling the hidden layer. This samples the label and the hidden layer jointly.
+labels rarely change. This module therefore samples labels from their exact distribution, with the hidden layer
+marginalized out, just before it samples the hidden layer. Together, these two steps sample the label and the hidden
+layer jointly.
 """
 
 from __future__ import annotations

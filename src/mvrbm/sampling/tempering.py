@@ -182,8 +182,8 @@ class ParallelTempering:
     n_chains : int
         Number of independent sets of chains.
     betas : sequence of float, or int
-        Inverse temperatures in increasing order up to 1. An int is the number of temperatures, evenly spaced from 0
-        to 1.
+        Inverse temperatures in increasing order up to 1. An int specifies the number of temperatures, which are then
+        evenly spaced from 0 to 1.
     rng : RandomSource
         Random source for all samples, including the initial states.
     init : Tensor or mapping of str to Tensor, optional

@@ -24,7 +24,7 @@ from mvrbm.validation import choice, number, whole_number
 
 __all__ = ["DescentResult", "DescentSettings", "Loss", "Score", "assign", "descend"]
 
-#: Function that maps sample indices, of shape (m,), to the weighted sum of their losses (a scalar).
+#: Function that maps sample indices of shape (m,) to the weighted sum of the losses of these samples (a scalar).
 Loss = Callable[[Tensor], Tensor]
 #: Function that returns the error rate and the cross-entropy on held-out samples.
 Score = Callable[[], tuple[float, float]]
@@ -120,8 +120,8 @@ def descend(
 
     Each update uses the gradient of :math:`\sum_i w_i \ell_i / (\bar w m)`, where the sum is over the samples in a
     batch, :math:`w_i` and :math:`\ell_i` are the weight and the loss of sample :math:`i`, :math:`\bar w` is the mean
-    weight of all samples, and :math:`m` is the batch size. The divisor is the same for a smaller last batch, so that
-    the effect of each sample is proportional to its weight.
+    weight of all samples, and :math:`m` is the batch size. The divisor is the same even if the last batch is smaller,
+    so the effect of each sample is proportional to its weight.
 
     Parameters
     ----------
@@ -388,7 +388,7 @@ class _Descent:
 
 
 class _CapturedUpdate:
-    """Update for batches of full size. After a few eager calls, it is captured and replayed as a CUDA graph."""
+    """Update for full-size batches. After a few eager calls, it is captured and replayed as a CUDA graph."""
 
     def __init__(self, descent: _Descent, device: torch.device) -> None:
         self._update = descent.update
@@ -397,7 +397,7 @@ class _CapturedUpdate:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, rows: Tensor) -> None:
-        """Run the update on one batch of full size."""
+        """Run the update on one full-size batch."""
         self._rows.copy_(rows)
         if self._graph is None and self._eager <= 0:
             self._graph = capture(lambda: self._update(self._rows), what="this network")

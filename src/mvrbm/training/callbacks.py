@@ -1,4 +1,4 @@
-"""Callbacks for progress reports, metrics, logging, early stopping and checkpoints. Hook names follow skorch."""
+"""Callbacks for progress reports, metrics, logging, early stopping and checkpoints. Hooks are named as in skorch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from torch import Tensor
 
 from mvrbm.data.sources import Batch, as_source
 from mvrbm.distributed import World
-from mvrbm.errors import StorageError
+from mvrbm.errors import InputError, StorageError
 from mvrbm.extras import require
 from mvrbm.io.atomic import lock
 from mvrbm.likelihood import log_likelihood_interval
 from mvrbm.likelihood.pseudo import mean_pseudo_log_likelihood
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.progress import remaining_time
 from mvrbm.random import RandomSource
 from mvrbm.sampling import mean_field
+from mvrbm.training.parts import part_folder
 from mvrbm.updates.state import TrainState
 from mvrbm.validation import whole_number
 
@@ -37,7 +39,7 @@ class TrainingRun(Protocol):
     world: World
     #: Number of epochs after which `fit` returns, including epochs from earlier calls.
     n_epochs: int
-    #: Number of epochs of the whole run, if `fit` is called several times. None or 0: `n_epochs`.
+    #: Total number of epochs in the run if `fit` is called several times. If None or 0, `n_epochs` is used.
     planned_epochs: int | None
     #: Number of updates per epoch, or None if unknown.
     batches_per_epoch: int | None
@@ -76,6 +78,9 @@ class TrainingRun(Protocol):
     def save(self, folder: str | os.PathLike[str], keep: int = 2) -> Path:
         """Write a checkpoint to a checkpoint folder."""
 
+    def check_owns(self, folder: str | os.PathLike[str]) -> None:
+        """Raise StorageError if a folder contains checkpoints from another training run."""
+
 
 class Callback:
     """Base class for callbacks. All hooks do nothing by default."""
@@ -84,7 +89,8 @@ class Callback:
     comes_last: ClassVar[int] = 0
     #: Whether only the main process calls this callback.
     main_process_only: ClassVar[bool] = False
-    #: Whether this callback may log metrics. Callbacks that monitor metrics require at least one that logs them.
+    #: Whether this callback may log metrics. Callbacks that monitor metrics require at least one callback that logs
+    #: them.
     logs: ClassVar[bool] = True
 
     @property
@@ -196,11 +202,24 @@ class ProgressBar(Reporter):
 
 
 class EpochLines(Reporter):
-    """Callback that prints one line per epoch to standard error, which suits log files better than a progress bar."""
+    """Callback that prints one line per epoch to standard error, which suits log files better than a progress bar.
+
+    The line of the first epoch in `fit` also estimates the remaining time if it exceeds a few seconds.
+    """
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._first_epoch = 0
+
+    def on_train_begin(self, trainer: TrainingRun) -> None:
+        self._began = time.perf_counter()
+        self._first_epoch = trainer.epoch + 1
 
     def on_epoch_end(self, trainer: TrainingRun) -> None:
         error = trainer.history[-1].get("reconstruction_error") if trainer.history else None
         detail = "" if error is None else f", reconstruction error {error:.4g}"
+        if trainer.epoch == self._first_epoch:
+            detail += remaining_time((trainer.n_epochs - trainer.epoch) * (time.perf_counter() - self._began))
         print(f"epoch {trainer.epoch} of {trainer.n_epochs}{detail}", file=sys.stderr, flush=True)
 
 
@@ -334,21 +353,60 @@ def _reconstruction_error(trainer: TrainingRun, data: dict[str, Tensor]) -> floa
 
 
 class CSVLog(Reporter):
-    """Callback that writes the metrics to a CSV file, which it replaces if it exists.
+    """Callback that writes the metrics to a CSV file.
 
-    A resumed training run continues writing to the same file.
+    A training run that continues or resumes also continues its file. Each machine in a stack writes a separate file,
+    such as `log-layer-0.csv`.
+
+    Parameters
+    ----------
+    path : path
+        Output file.
+    overwrite : bool
+        Whether to replace an existing file that is not the log of this training run. If False, such a file raises
+        `InputError` when training starts.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         self.path = Path(path)
+        self.overwrite = overwrite
         self._names: list[str] = []
+        # File that the training run to resume wrote to.
+        self._resumed: str | None = None
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
-        """Rewrite the file from the history. This drops rows logged after the checkpoint that is resumed."""
+        """Rewrite the file from the history. Rows logged after the resumed checkpoint are dropped."""
+        resumed = self._resumed == str(self.path.resolve())
+        if not (self.overwrite or resumed or self._is_unused() or self._continues(trainer.history)):
+            raise InputError(
+                f"{self.path} already exists and is not the log of this training run; choose another file or pass "
+                "overwrite=True to replace it"
+            )
+        self._resumed = None
         self.path.unlink(missing_ok=True)
         self._names = []
         for row in trainer.history:
             self.on_log(trainer, row)
+
+    def _is_unused(self) -> bool:
+        return not self.path.exists() or self.path.stat().st_size == 0
+
+    def _continues(self, history: list[dict[str, float]]) -> bool:
+        """Return whether the file starts with the rows in `history`. The last of these rows may be missing."""
+        with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
+            names, *rows = csv.reader(file)
+        logged = [[str(row.get(name, "")) for name in names] for row in history[: len(rows)]]
+        return bool(logged) and rows[: len(logged)] == logged
+
+    def for_layer(self, number: int) -> Callback:
+        path = self.path.with_stem(f"{self.path.stem}-layer-{number}")
+        return CSVLog(path, overwrite=self.overwrite)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"file": str(self.path.resolve())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._resumed = state.get("file")
 
     def on_log(self, trainer: TrainingRun, row: dict[str, float]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -489,17 +547,16 @@ class Checkpoint(Periodic):
         self.folder = Path(folder)
         self.keep = whole_number(keep, "keep")
         self._lock = contextlib.ExitStack()
+        # Number of updates in the checkpoint that was saved last in this `fit`.
+        self._saved: int | None = None
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
         """Lock the folder. Raise StorageError if the folder contains checkpoints from another training run."""
+        self._saved = None
         with trainer.world.raise_together(StorageError):
             if not trainer.world.is_main:
                 return
-            if trainer.update == 0 and any(self.folder.glob("update-*")):
-                raise StorageError(
-                    f"{self.folder} contains checkpoints from an earlier training run; resume that run or choose "
-                    "another folder"
-                )
+            trainer.check_owns(self.folder)
             self._lock.close()
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -513,10 +570,12 @@ class Checkpoint(Periodic):
                 raise StorageError(f"{self.folder} cannot be written: {error.strerror or error}") from error
 
     def for_layer(self, number: int) -> Callback:
-        return Checkpoint(layer_folder(self.folder, number), every=self.every, keep=self.keep)
+        return Checkpoint(part_folder(self.folder, "layer", number), every=self.every, keep=self.keep)
 
     def act(self, trainer: TrainingRun) -> None:
-        trainer.save(self.folder, self.keep)
+        if trainer.update != self._saved:
+            trainer.save(self.folder, self.keep)
+            self._saved = trainer.update
 
     def on_train_end(self, trainer: TrainingRun) -> None:
         """Save the final state unless training failed, then unlock the folder."""
@@ -525,8 +584,3 @@ class Checkpoint(Periodic):
                 self.act(trainer)
         finally:
             self._lock.close()
-
-
-def layer_folder(folder: str | os.PathLike[str], number: int) -> Path:
-    """Return the checkpoint folder for one machine in a stack."""
-    return Path(folder) / f"layer-{number}"

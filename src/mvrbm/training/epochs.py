@@ -1,4 +1,4 @@
-"""Training loop for GPU backends that compute whole epochs. It trains one machine or several machines together."""
+"""Training loop for GPU backends that compute whole epochs. It trains one machine, or several machines together."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Train several machines with the same shapes together on one GPU, with kernels that compute all updates at once."""
+"""Train several machines with the same shapes together on one GPU, using kernels that update all machines at once."""
 
 import time
 from collections.abc import Hashable, Sequence

@@ -38,8 +38,8 @@ from mvrbm.updates.step import balance, check_size, check_training_memory, limit
 from mvrbm.updates.update import UpdateSettings
 from mvrbm.validation import whole_number
 
-#: GPU backend from the most recent `fit`. The next `fit` can reuse its data and CUDA graphs on the GPU. The entry is
-#: removed when the training state is deleted.
+#: For each training state, the GPU backend from the most recent `fit`. The next `fit` can reuse the backend's data and
+#: CUDA graphs on the GPU. An entry is removed when its training state is deleted.
 _kept_backend: WeakKeyDictionary[TrainState, EpochBackend] = WeakKeyDictionary()
 
 
@@ -87,7 +87,7 @@ class Trainer:
     state : TrainState
         Everything that changes during training: the machine, momenta, chains, counters and the history.
     recipe : Recipe
-        Recipe used for training. After `fit`, its learning rate is set, even if the rate was computed from the data.
+        Recipe used for training. After `fit`, it contains the learning rate, including one computed from the data.
     requested_recipe : Recipe
         Recipe as passed by the user.
     n_epochs : int
@@ -150,6 +150,8 @@ class Trainer:
         self._interrupt: type[BaseException] | None = None
         # Checkpoint that the next `fit` resumes from.
         self._to_restore: checkpoints.StoredRun | None = None
+        # Checkpoint folders that this run resumed from or saved to.
+        self._own_folders: set[Path] = set()
 
     # -- interface for callbacks ------------------------------------------------------------------
 
@@ -207,7 +209,7 @@ class Trainer:
     def callbacks(self) -> list[Callback]:
         """Callbacks in the order in which they are called.
 
-        Checkpoint callbacks are called last, so that checkpoints include changes made by other callbacks.
+        Checkpoint callbacks are called last so that checkpoints include changes made by other callbacks.
         """
         return self._callbacks
 
@@ -421,7 +423,7 @@ class Trainer:
         batch : Batch
             Samples for this process.
         weight : float
-            Weight of the gradient. Use a weight below 1 for a smaller batch, so that all samples count equally.
+            Weight of the gradient. Use a weight below 1 for a smaller batch so that all samples count equally.
         """
         if self.state.learning_rate is None:
             raise ValueError("this training run has not started; call fit or prepare before train_on")
@@ -444,7 +446,7 @@ class Trainer:
         return Share(samples, (own.stop - own.start) / n_chains, batch.first, own.start)
 
     def _synchronize(self, backend: UpdateBackend) -> None:
-        """Copy the backend's data to the state and back, with the same effect as resuming from a checkpoint."""
+        """Copy the backend's data to the state and back. This has the same effect as resuming from a checkpoint."""
         backend.store(self.state)
         # With several processes, the exact tensors would contain the chains for only one process.
         self.state.exact = backend.exact() if self.world.size == 1 else {}
@@ -473,7 +475,7 @@ class Trainer:
     def prepare(
         self, data: Any, *, mask: Any = None, nan_is_missing: bool = False, initialize: bool | None = None
     ) -> Source:
-        """Prepare for training and return the data source. This method does not train. `fit` calls it first.
+        """Prepare for training without starting it, and return the data source. `fit` calls this method first.
 
         See :meth:`fit` for the parameters.
         """
@@ -550,17 +552,33 @@ class Trainer:
         return self.epoch if self._to_restore is None else self._to_restore.epoch
 
     def save(self, folder: str | PathLike[str], keep: int = 2) -> Path:
-        """Write a checkpoint to `folder` and return its path. Delete all but the `keep` most recent checkpoints."""
+        """Write a checkpoint to `folder` and return its path. Delete all but the `keep` most recent checkpoints.
+
+        A checkpoint of this training run after the same update is replaced. Raises
+        :class:`~mvrbm.errors.StorageError` if the folder contains checkpoints from another training run.
+        """
         if self._to_restore is not None:
             raise StorageError("the checkpoint to resume from has not been restored yet; call fit before save")
-        return checkpoints.save(self.state, self._description(), folder, keep)
+        with self.world.raise_together(StorageError):
+            if self.world.is_main:
+                self.check_owns(folder)
+        path = checkpoints.save(self.state, self._description(), folder, keep)
+        self._own_folders.add(Path(folder).resolve())
+        return path
+
+    def check_owns(self, folder: str | PathLike[str]) -> None:
+        """Raise StorageError if a folder contains checkpoints, and this run neither resumed from it nor saved to it."""
+        if Path(folder).resolve() not in self._own_folders and checkpoints.newest(folder) is not None:
+            raise StorageError(
+                f"{folder} contains checkpoints from an earlier training run; resume that run or choose another folder"
+            )
 
     def resume(self, folder: str | PathLike[str], *, ignore_mismatch: bool = False) -> bool:
         """Make the next `fit` resume from the most recent checkpoint in `folder`. Return whether there is one.
 
         The number of epochs can differ from the number in the checkpoint. If the recipe, seed, optimizer or data
-        differs, this method or `fit` raises :class:`~mvrbm.errors.StorageError`, or issues a warning if
-        `ignore_mismatch` is True.
+        differs from the one used for the checkpoint, this method or `fit` raises :class:`~mvrbm.errors.StorageError`,
+        or issues a warning if `ignore_mismatch` is True.
         """
         with self.world.raise_together(StorageError):
             found = checkpoints.newest(folder) if self.world.is_main else None
@@ -574,6 +592,7 @@ class Trainer:
         with self.world.raise_together(StorageError):
             recipe = self.requested_recipe
             self._to_restore = checkpoints.read(path, self.machine, recipe, ignore_mismatch=ignore_mismatch)
+        self._own_folders.add(path.resolve().parent)
 
     def _description(self) -> checkpoints.RunDescription:
         """Return a description of this training run for checkpoints."""
@@ -592,17 +611,19 @@ class Trainer:
 
 @register(CHECKPOINT)
 def load_checkpoint(folder: Path, config: dict[str, Any], device: str | torch.device) -> Trainer:
-    """Create a trainer that resumes from a checkpoint. Used by :func:`mvrbm.load`.
+    """Create a trainer that resumes from a checkpoint, without its callbacks. Used by :func:`mvrbm.load`.
 
-    `folder` contains either a single checkpoint or several checkpoints, of which the most recent one is used.
+    `folder` contains a single checkpoint, or several checkpoints, the most recent of which is used.
     """
     path = folder if (folder / "trainer.json").is_file() else checkpoints.newest(folder)
     if path is None:
         raise StorageError(f"{folder} contains no checkpoints")
     plain = checkpoints.read_settings(path)
+    if plain["settings"].get("steps") is not None or plain.get("scheduler") is not None:
+        raise StorageError(
+            f"{path} was saved with an optimizer or a scheduler; create the same Trainer and call its resume method"
+        )
     known = {name: plain["settings"][name] for name in ("seed", "missing_steps") if plain["settings"].get(name)}
     trainer = Trainer(read_machine(path).to(resolve_device(device)), plain["recipe_asked"], **known)
-    if plain.get("scheduler") is not None:
-        raise StorageError(f"{path} was saved with a scheduler; create the same Trainer and call its resume method")
     trainer.resume_from(path)
     return trainer

@@ -181,7 +181,7 @@ class Unit(nn.Module, ABC):
         return torch.ones_like(self.bias).detach().expand(self.shape)
 
     def activation(self, field: Tensor) -> Tensor:
-        r"""Compute the layer's output in a deterministic network from its field: (n, \*shape) -> (n, \*shape)."""
+        r"""Compute the layer's output from its field, as in a deterministic network: (n, \*shape) -> (n, \*shape)."""
         return self.mean(field)
 
     def energy(self, x: Tensor) -> Tensor:
@@ -257,6 +257,11 @@ class Unit(nn.Module, ABC):
     def learns_statistic(self) -> bool:
         """Whether `T` has learned parameters, whose gradients depend on the field."""
         return False
+
+    @property
+    def log_variances(self) -> dict[str, Tensor]:
+        """Learned log-variances by parameter name. Their sum, with broadcasting, has one value per entry."""
+        return {}
 
     def statistic_gradient(self, x: Tensor, field: Tensor) -> dict[str, Tensor]:
         r"""Compute the gradient of :math:`-\langle T(x), f\rangle` with respect to each learned parameter of `T`.

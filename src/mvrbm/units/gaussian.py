@@ -65,7 +65,7 @@ class Gaussian(Unit):
         "gaussian-one": {"learn_variance": "one"},
     }
     stacked_as = "gaussian"
-    sampled_as: str | None = "gaussian"
+    sampled_as = "gaussian"
     levels = math.inf
     fluctuation = 1.0  # because the statistic is measured in standard deviations
 
@@ -75,7 +75,6 @@ class Gaussian(Unit):
         super().__init__(shape, bias_shape=bias_shape)
         if isinstance(learn_variance, str):
             choice(learn_variance, "learn_variance", ("axes", "one"))
-            self.sampled_as = None  # the fast backends require one variance per entry
         self.learn_variance = learn_variance
         sizes, order = self.bias_shape, len(self.bias_shape)
         shapes = {"log_variance": (1,) * order if learn_variance == "one" else sizes}
@@ -164,6 +163,10 @@ class Gaussian(Unit):
     @property
     def learns_statistic(self) -> bool:
         return bool(self.learn_variance)
+
+    @property
+    def log_variances(self) -> dict[str, Tensor]:
+        return {name: self.get_parameter(name) for name in self._variance_names} if self.learn_variance else {}
 
     def check_parameters(self, layer: str) -> None:
         scale = self.scale.detach()

@@ -11,8 +11,16 @@ from mvrbm.units.base import Alternatives, Unit
 # Upper bounds on the rate and on its logarithm b + f.
 _LARGEST_RATE = 1e6
 _LARGEST_TOTAL = math.log(_LARGEST_RATE)
-# Maximum number of counts to sum over in the conditional distribution of one entry.
+# Number of counts to sum over in the conditional distribution of one entry. The sum over larger counts is replaced with
+# an integral over the square root of the count, whose standard deviation is about 1/2.
 _MOST_VALUES = 4096
+# Distance of the quadrature nodes, and their distance beyond the likely values.
+_NODE_SPACING = 0.25
+_NODE_MARGIN = 6.0
+# Center and width of the smooth transition from the sum to the integral, which is complete at sqrt(4096) = 64.
+_TRANSITION = (48.0, 3.0)
+# Largest rate that is integrated over. It can exceed the maximum rate if the hidden units change the rate.
+_LARGEST_INTEGRAL = 16 * _LARGEST_RATE
 # Number of Newton iterations in the quantile function.
 _NEWTON_STEPS = 6
 
@@ -26,6 +34,9 @@ class Poisson(Unit):
     Rates are limited to :math:`10^6`. Where :math:`b + f` exceeds :math:`\log 10^6`, the rate stays at this limit and
     the log-normalizer is extended linearly, so that its derivative is still the mean. Below the limit, all formulas are
     exact.
+
+    Scores of counts above about 100,000 require float64 data, because log-probabilities are differences of numbers as
+    large as :math:`\log x!`.
 
     Poisson units cannot be coupled with Gaussian units or other Poisson units, because both layers would be unbounded.
     The sum over all states would then diverge for any positive weight, because :math:`x!` grows more slowly than
@@ -118,22 +129,37 @@ class Poisson(Unit):
         )
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return all counts up to a bound, followed by the given value.
+        """Return all counts up to a bound and quadrature nodes for larger counts, followed by the given value.
 
         The probability of a count above the bound is less than exp(-40).
         """
-        # Given the other sites, the entry is a mixture of Poisson variables whose rates do not exceed `rate`. By
+        # Given the other sites, the entry is a mixture of Poisson variables with rates between `slow` and `rate`. By
         # Bernstein's inequality, a count of at least rate + t has probability below exp(-t^2 / (2 rate + 2 t / 3)).
-        total = self.bias.expand(self.shape).reshape(-1)[site] + reach[1].max()
-        rate = float(torch.exp(total.clamp(max=_LARGEST_TOTAL)))
-        wanted = math.ceil(rate + math.sqrt(80 * rate) + 27)
-        if wanted > _MOST_VALUES:
+        bias = float(self.bias.expand(self.shape).reshape(-1)[site])
+        slow, rate = (math.exp(min(bias + float(end), 700.0)) for end in (reach[0].min(), reach[1].max()))
+        if rate > _LARGEST_INTEGRAL:
             raise ValueError(
-                f"the weights or the data are too large because a Poisson entry may have a rate of {rate:.0f}, which "
-                f"requires a sum over more than {_MOST_VALUES} counts"
+                f"the weights or the data are too large because a Poisson entry may have a rate of {rate:.3g}, but the "
+                f"limit is {_LARGEST_INTEGRAL:,.0f}"
             )
-        counts = torch.arange(wanted, dtype=value.dtype, device=value.device)[:, None].expand(-1, len(value))
-        return Alternatives.and_itself(counts, torch.zeros_like(counts), value)
+        wanted = math.ceil(rate + math.sqrt(80 * rate) + 27)
+        counts = torch.arange(min(wanted, _MOST_VALUES), dtype=value.dtype, device=value.device)
+        if wanted <= _MOST_VALUES:
+            values = counts[:, None].expand(-1, len(value))
+            return Alternatives.and_itself(values, torch.zeros_like(values), value)
+        center, width = _TRANSITION
+        first = max(center - _NODE_MARGIN * width, math.sqrt(slow) - _NODE_MARGIN)
+        n_nodes = math.ceil((math.sqrt(rate) + _NODE_MARGIN - first) / _NODE_SPACING)
+        roots = first + _NODE_SPACING * torch.arange(n_nodes, dtype=torch.float64, device=value.device)
+        past = (roots - center) / width
+        # dx = 2 sqrt(x) d sqrt(x)
+        parts = [(roots**2, torch.log(2 * roots * _NODE_SPACING) + torch.special.log_ndtr(math.sqrt(2) * past))]
+        if math.sqrt(slow) - _NODE_MARGIN < math.sqrt(_MOST_VALUES):
+            past = (torch.sqrt(counts.double()) - center) / width
+            parts.insert(0, (counts.double(), torch.special.log_ndtr(-math.sqrt(2) * past)))
+        values, log_weights = (torch.cat(part).to(value)[:, None] for part in zip(*parts, strict=True))
+        n = len(value)
+        return Alternatives.and_itself(values.expand(-1, n), log_weights.expand(-1, n), value)
 
 
 def _quantile(rate: Tensor, level: Tensor) -> Tensor:

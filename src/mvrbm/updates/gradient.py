@@ -17,7 +17,7 @@ from mvrbm.sampling import Layers
 
 #: Gradients, keyed by parameter name as in `named_parameters`.
 Gradient = dict[str, Tensor]
-#: Function that replaces a tensor, in place, by its sum over all processes.
+#: Function that replaces a tensor in place with its sum over all processes.
 Reduce = Callable[[Tensor], None]
 
 
@@ -45,7 +45,7 @@ WHOLE = Share()
 
 
 def contrast_by_autograd(machine: BoltzmannMachine, data: Layers, chain: Layers, share: Share = WHOLE) -> Gradient:
-    """Compute the gradient of mean F(data) - mean F(chain) with autograd, where F is the free energy.
+    """Use autograd to compute the gradient of mean F(data) - mean F(chain), where F is the free energy.
 
     The result is this process's share of the gradient.
     """
@@ -58,7 +58,7 @@ def contrast_by_autograd(machine: BoltzmannMachine, data: Layers, chain: Layers,
 
 
 def _share(values: Tensor, share: float) -> Tensor:
-    """Return `share` times the mean over samples, or 0 if there are no samples."""
+    """Return the mean of `values` over samples, multiplied by `share`, or 0 if there are no samples."""
     mean = values.mean(0) if len(values) else values.sum(0)
     return mean if share == 1 else share * mean
 
@@ -71,7 +71,7 @@ def contrast(
     chain_field: Tensor,
     share: Share = WHOLE,
 ) -> Gradient:
-    """Compute the gradient of mean F(data) - mean F(chain) from the layers' statistics, where F is the free energy.
+    """Use the layers' statistics to compute the gradient of mean F(data) - mean F(chain), where F is the free energy.
 
     The result contains this process's share of the gradient for each learned parameter.
     """
@@ -98,7 +98,7 @@ def contrast(
 
 
 class Centering:
-    r"""Centered learning, where the interaction is :math:`\langle T_h - \lambda, W (T - \mu)\rangle`.
+    r"""Centered learning, in which the interaction is :math:`\langle T_h - \lambda, W (T - \mu)\rangle`.
 
     Here, :math:`T_h` and :math:`T` are the statistics of the hidden layer and a visible layer, and :math:`\lambda` and
     :math:`\mu` are their offsets. The centered interaction describes the same models as :math:`\langle T_h, W
@@ -140,7 +140,10 @@ class Centering:
         chain_field: Tensor,
         share: Share = WHOLE,
     ) -> None:
-        """Convert the gradients for couplings and for parameters of the statistics to the centered form, in place."""
+        """Convert the gradients to the centered form in place.
+
+        Only the gradients for couplings and for parameters of the statistics change.
+        """
         hidden = self.machine.hidden
         on_data = _share(hidden.statistic(hidden.mean(data_field)), share.data)[None]
         on_chain = _share(hidden.statistic(hidden.mean(chain_field)), share.chains)[None]
@@ -165,7 +168,8 @@ class Centering:
     def advance(self, on_data: Tensor) -> Tensor:
         """Update and return the running mean of the hidden layer.
 
-        `on_data` is a tensor of shape (1, *hidden shape) with this process's share of the mean over the data.
+        `on_data` is a tensor of shape (1, *hidden shape) with this process's share of the hidden layer's mean over the
+        data.
         """
         everywhere = on_data.clone()
         if self._all_reduce is not None:
@@ -175,7 +179,7 @@ class Centering:
         return self.hidden
 
     def fields(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the fields that the offsets induce on the hidden layer and each visible layer for the current `W`."""
+        """Return the fields that the offsets and the current `W` induce on the hidden layer and each visible layer."""
         towards = {name: link.to_visible(self._offset()) for name, link in self.machine.links.items()}
         return self.machine.hidden_field(self.center), towards
 

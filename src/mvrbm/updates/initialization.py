@@ -89,7 +89,7 @@ def initialize(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
             try:
                 unit.check_parameters(name)
             except ValueError as error:
-                raise ValueError(f"{error}: rescale the data, so that it varies by about 1") from error
+                raise ValueError(f"{error}: rescale the data so that it varies by about 1") from error
         else:
             unit.bias.zero_()
     machine.hidden.bias.zero_()
@@ -145,8 +145,8 @@ def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, M
     Along a row of `W`, the curvature of the likelihood is at most :math:`v_h \sum \mathrm{E}\, (T(x) - \mu)^2`, where
     :math:`v_h` is the largest variance of a hidden unit, and the sum is the second moment of the visible statistics
     around their offsets :math:`\mu`. Along a column, the curvature is at most :math:`v_v v_h K`, where :math:`v_v` is
-    the largest variance of a visible unit and :math:`K` is the number of hidden units. Learning rates up to about the
-    inverse of the sum of the two bounds are safe.
+    the largest variance of a visible unit and :math:`K` is the number of hidden units. A learning rate is safe if it is
+    at most about the inverse of the sum of these two bounds.
     """
     hidden, power = machine.hidden, _power(machine, moments, offsets(machine, recipe, moments), most=recipe.normalized)
     if power < _LEAST_POWER:

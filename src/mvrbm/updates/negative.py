@@ -33,10 +33,10 @@ TURN = "exchange.turn"
 class NegativePhase(ABC):
     """Base class for negative phases, which define how chains are sampled in each update."""
 
-    #: Axis that indexes the chains in the arrays in `chains`.
+    #: Axis of the arrays in `chains` that indexes the chains.
     chain_axis: ClassVar[int] = 0
-    #: Whether `draw` can be captured in a CUDA graph. This requires that all calls after the first launch the same
-    #: kernels, and that no call reads values back from the GPU.
+    #: Whether `draw` can be captured in a CUDA graph. This requires that every call except the first launches the same
+    #: kernels and that no call reads values back from the GPU.
     capturable: ClassVar[bool] = False
 
     @property
@@ -75,11 +75,11 @@ class NegativePhase(ABC):
         return found
 
     def turn(self, chains: Chains) -> int:
-        """Return the swap parity for the next `draw`, which alternates between 0 and 1. Without tempering, return 0."""
+        """Return the swap parity (0 or 1) for the next call to `draw`. Without tempering, the parity is always 0."""
         return 0
 
     def pass_turn(self, chains: Chains) -> None:  # noqa: B027  (without exchanges there is no parity)
-        """Advance the swap parity after a graph replay, which runs the kernels of `draw` but not its Python code."""
+        """Advance the swap parity after a CUDA graph replay, which does not run the Python code of `draw`."""
 
     def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
         """Return the initial states of the chains, or an empty dictionary if the chains are not persistent."""
@@ -89,7 +89,7 @@ class NegativePhase(ABC):
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        """Sample visible states from the model and return a tensor of shape (m, *layer shape) for each layer.
+        """Sample visible states from the model and return a tensor of shape (m, *layer shape) for each visible layer.
 
         Parameters
         ----------
@@ -104,7 +104,7 @@ class NegativePhase(ABC):
         rng : RandomSource
             Random source for sampling.
         chains : dict
-            Chains from the previous update or from `start`, which are updated in place.
+            Chains from the previous update or from `start`. They are updated in place.
         """
 
 

@@ -60,8 +60,8 @@ class Recipe:
         Number of updates after which the learning rate reaches zero. If None, the total number of updates in
         :meth:`Trainer.fit` is used, and there is no linear decay in `partial_fit` or for data of unknown length.
     normalized : bool
-        Whether to divide the gradient for each factor by the factor's gain, which bounds the squared effect on `W` of a
-        step in that factor.
+        Whether to divide the gradient for each factor by the factor's gain. The gain is an upper bound on the squared
+        change in `W` per unit step in the factor.
     balance : bool
         Whether to rescale the factors to have equal norms after every epoch. Rescaling does not change `W`.
     """
@@ -112,8 +112,8 @@ class Recipe:
     def config(self) -> dict[str, Any]:
         """Return the settings as JSON-serializable values that can be passed to :meth:`from_config`.
 
-        Settings that version 0.1 does not support are omitted if they have their default values, so that version 0.1
-        can read the result.
+        Settings that version 0.1 does not support are omitted if they have their default values, so version 0.1 can
+        read the result.
         """
         found = {**asdict(self), "negative": {"kind": type(self.negative).__name__, **asdict(self.negative)}}
         added = {"rate_factor": 1.0, "linear_decay": False, "planned_updates": None}

@@ -44,9 +44,9 @@ class TrainState:
     update : int
         Number of completed updates.
     exact : dict of str to Tensor
-        Parameters, momenta and chains in the internal format of a backend, if converting them to the format of the
-        state rounds them. The backend resumes from these tensors without rounding errors, unless the state has changed
-        in the meantime.
+        Parameters, momenta and chains in a backend's internal format. They are stored only if conversion to the format
+        of the state would round them. The backend resumes from these tensors without rounding errors unless the state
+        has changed in the meantime.
     best : dict of str to Tensor
         Copy of the parameters with the best metric so far. Empty unless a callback calls :meth:`keep_best`.
     history : list of dict
@@ -106,7 +106,7 @@ class TrainState:
         return self.rng.at_step(self.update, draw=DRAWS_OF_MISSING, first_row=share.first_sample)
 
     def momentum_of(self, name: str, parameter: Tensor) -> Tensor:
-        """Return the momentum of a parameter, initialized to zero if it does not exist yet."""
+        """Return the momentum of a parameter. If it does not exist yet, initialize it to zero."""
         if name not in self.momenta:
             self.momenta[name] = parameter.detach().new_zeros(parameter.shape)
         return self.momenta[name]

@@ -38,7 +38,7 @@ LARGEST_WEIGHT = 1e7
 
 
 def initial_rates(recipe: Recipe) -> tuple[float, float]:
-    """Return the learning rates for factors and biases before decay. Raise ValueError if none is set."""
+    """Return the learning rates for factors and biases before decay. Raise ValueError if no learning rate is set."""
     if recipe.learning_rate is None:
         raise ValueError("the recipe has no learning rate: Trainer.prepare computes it from the data")
     rate = recipe.learning_rate
@@ -50,7 +50,7 @@ def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] 
 
     Here, :math:`\eta` is the initial learning rate, and `t` is the update index, which starts at 0. `T` is the number
     of planned updates if the recipe uses linear decay, and infinity otherwise. If `update` is a tensor, the rates are
-    tensors too, so that a CUDA graph can compute them.
+    also tensors, so a CUDA graph can compute them.
     """
     rate, bias_rate = initial_rates(recipe)
     slowness = recipe.rate_decay or math.inf
@@ -63,13 +63,13 @@ def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] 
 
 
 def normalize(gradients: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Divide gradients by their gains in place, so that the learning rate applies to `W` rather than to its factors."""
+    """Divide gradients by their gains in place so that the learning rate applies to `W` rather than to its factors."""
     for gradient, gain in gradients:
         gradient.div_(gain)
 
 
 def safe_gain(gain: Tensor) -> Tensor:
-    """Clamp a gain to a positive minimum, so that gradients can be divided by it."""
+    """Clamp a gain to a positive minimum so that gradients can be divided by it."""
     return gain.clamp(min=SMALLEST_GAIN)
 
 
@@ -86,7 +86,7 @@ def gains_of(
         Gradients, keyed by parameter name.
     powers : mapping of str to Tensor, optional
         Mean square of the deviation :math:`T(x) - \mu` in the data, for each layer that learns its variance. The
-        learning rate is safe if the powers are at most 1, which is usually true initially. When a learned variance
+        learning rate is safe if the powers are at most 1, as is usually the case initially. When a learned variance
         becomes smaller than the variance of the data, :math:`T(x) = x / s` grows, and the curvature along a row of `W`
         grows with the square of :math:`T(x)`. Gains are therefore multiplied by powers that exceed 1.
     """
@@ -154,9 +154,9 @@ def balance(machine: BoltzmannMachine, recipe: Recipe) -> None:
 def limit_overshoot(machine: BoltzmannMachine) -> None:
     """Scale down the couplings between Gaussian layers if updates have increased their norm too much.
 
-    The energy is unbounded if the spectral norm is 1 or more. For strongly correlated data, the optimal norm is just
-    below 1, and an update can exceed this limit. A much larger norm means that training is diverging, so the couplings
-    are left unchanged.
+    The energy is unbounded if the spectral norm of the couplings is 1 or more. For strongly correlated data, the
+    optimal norm is just below 1, and an update can exceed this limit. If the norm is much larger, training is
+    diverging, and the couplings are left unchanged.
     """
     if machine.hidden.gaussian and machine.gaussian_norm() < LARGEST_OVERSHOOT:
         machine.limit_norm(LARGEST_NORM)

@@ -1,4 +1,4 @@
-"""One update, from a batch to new parameters. All backends compute the update that this module defines.
+"""Definition of one update, from a batch to new parameters. All backends compute this update.
 
 An update performs these steps:
 
@@ -19,9 +19,9 @@ chains start at 0. In each Gibbs step, they sample the hidden layer first and th
 the step has no pair to exchange. The draws that sample missing entries start at
 :data:`~mvrbm.updates.state.DRAWS_OF_MISSING`. First, each visible layer is sampled from its bias alone. The Gibbs steps
 follow, in the same order as above. The draws that initialize persistent chains have a separate range too, and are
-needed only if the first batch is empty. A row in a draw is a chain or a sample, numbered across all processes. A
-backend that uses the same draws and rows therefore samples the same states. :mod:`mvrbm.random.philox` defines the
-random numbers.
+needed only if the first batch is empty. A row in a draw is a chain or a sample, numbered across all processes. Backends
+that use the same draws and rows therefore sample the same states. :mod:`mvrbm.random.philox` defines the random
+numbers.
 
 **Flat form.** The C code and the GPU kernels compute the same update with different variables, in which Gaussian units
 have variance 1 and states are relative to their offsets. :mod:`mvrbm.backends.layout` derives this form.
@@ -147,7 +147,7 @@ def own_gradient(state: TrainState, settings: UpdateSettings, batch: Layers, sha
 
 
 def powers_of(state: TrainState, batch: Layers, share: float = 1.0) -> dict[str, Tensor]:
-    """Return this process's contribution to the mean squared deviation for each layer with a learned variance."""
+    """Return this process's contribution to the powers that are passed to :func:`mvrbm.updates.step.gains_of`."""
     found = {}
     for name, unit in state.machine.layers.items():
         if unit.learns_statistic:

@@ -49,7 +49,7 @@ def back_project(low: Tensor, high: Tensor, scale: int, rounds: int) -> Tensor:
 
 
 def _blocks(kind: str, size: int, scale: int, like: Tensor) -> list[_Block]:
-    """Return the matrix blocks that resample a row or column. `size` is its number of pixels at low resolution.
+    """Return the matrix blocks that resample a row or column. `size` is its length at low resolution.
 
     `kind` is ``"reduce"``, ``"enlarge"`` or ``"both"`` (enlarge and then reduce).
     """

@@ -13,8 +13,8 @@ BT601_OFFSET = np.array([16.0, 128.0, 128.0])
 #: Increase in R, G and B per unit of luminance at constant chroma.
 LUMINANCE_GAIN = 255 / float(BT601_MATRIX[0].sum())
 
-#: Orthonormal transform from RGB to opponent colors. White noise stays white under this transform. The rows are
-#: brightness, red minus blue, and the mean of red and blue minus green, up to normalization.
+#: Orthonormal transform from RGB to opponent colors. White noise stays white under this transform. Up to normalization,
+#: the rows are brightness, red minus blue, and green subtracted from the mean of red and blue.
 OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [0.5, -1, 0.5]]) / np.sqrt([[3.0], [2.0], [1.5]])
 
 

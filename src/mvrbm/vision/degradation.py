@@ -33,7 +33,7 @@ STANDARD_STEPS = np.array(
     ]
 ).ravel()
 
-#: JPEG files with a higher quality are considered free of artifacts.
+#: JPEG files with a quality above this value are considered free of artifacts.
 HIGHEST_QUALITY = 95
 #: Smallest standard deviation, as a fraction of the white level, that is considered noise.
 SMALLEST_NOISE = 1.5 / 255

@@ -185,11 +185,9 @@ def denoise(
     array of the same shape and dtype as `images`
         Posterior means of the clean images.
 
-    Notes
-    -----
-    For salt-and-pepper noise, pixels that are neither black nor white are returned unchanged. The result depends on how
-    often the pixels of clean grayscale images are exactly black or white, which is estimated from about a million
-    pixels. The model must have been trained on similar images.
+    Notes ----- For salt-and-pepper noise, pixels that are neither black nor white are returned unchanged. The result
+    depends on the fraction of pixels in clean grayscale images that are exactly black or white. This fraction is
+    estimated from about a million pixels. The model must have been trained on similar images.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """`PhotoDenoiser`, an estimator that removes noise from photographs, and functions that use its pretrained weights.
 
-Gaussian noise is removed from grayscale images, or from all three channels of color images at once, in an opponent
-color space. JPEG artifacts are removed from the luminance. For salt-and-pepper noise, corrupted pixels are first
-replaced with the median of their uncorrupted neighbors and then refined by the stages.
+Gaussian noise is removed from grayscale images, or from all three channels of color images at once in an opponent color
+space. JPEG artifacts are removed from the luminance. For salt-and-pepper noise, corrupted pixels are first replaced
+with the median of their uncorrupted neighbors and then refined by the stages.
 """
 
 from __future__ import annotations
@@ -393,9 +393,9 @@ def denoise_photograph(
 
 
 def repair_photograph(image: Any, damage: Any, *, device: Any = "auto", progress: Progress | None = None) -> Array:
-    """Fill in scratches or text on a photograph.
+    """Remove scratches or text from a photograph.
 
-    Biharmonic interpolation fills in the missing pixels, and the pretrained stages refine them.
+    Biharmonic interpolation fills in the damaged pixels, and the pretrained stages refine them.
 
     Parameters
     ----------

@@ -15,6 +15,7 @@ from mvrbm.estimators.persistence import SavedEstimator, stored_descent
 from mvrbm.random import RandomSource
 from mvrbm.saving import CONFIG, FORMAT, FORMAT_VERSION, MODEL, STACK, read_config, read_tensors, write_tensors
 from mvrbm.training.backprop import DescentResult, descend
+from mvrbm.training.parts import part_folder
 from mvrbm.vision.degradation import Simulation
 from mvrbm.vision.images import Array
 from mvrbm.vision.shipped import build_stages, stage_tensors
@@ -69,7 +70,7 @@ class StageEstimator(SavedEstimator):
         If a signal stopped training, return the exception to raise.
         """
         for number, step in enumerate(steps, 1):
-            folder = None if checkpoints is None else Path(checkpoints) / f"step-{number}-{step.objective}"
+            folder = None if checkpoints is None else part_folder(checkpoints, "step", number, step.objective)
             seeds = self._seeds(4 + 3 * number)[-3:]
             found = self._run_step(images, step, simulation, crop, seeds, folder, ignore_mismatch)
             self.history_ = [*self.history_, *found.history]

@@ -258,8 +258,8 @@ def errors_after_stages(
 def image_loss(stages: StageSequence, simulation: Simulation, crops: Tensor, rng: RandomSource) -> tuple[Loss, Tensor]:
     """Return a loss function for entire crops, and a weight of 1 for each crop.
 
-    The function maps crop indices of shape (m,) to the sum over these crops of the squared errors after each stage,
-    relative to the degradation level. Each call draws a new degradation from `rng`.
+    The function maps crop indices of shape (m,) to a sum of squared errors over these crops and all stages. Each error
+    is relative to the degradation level of the crop. Each call draws a new degradation from `rng`.
     """
 
     def loss(rows: Tensor) -> Tensor:

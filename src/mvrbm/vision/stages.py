@@ -47,7 +47,7 @@ SMALLEST = 0.02
 #: Noise level, relative to r, at the center of the last basis function.
 LARGEST = 10.0
 
-#: Number of pixels on each side of a patch that the second differences depend on.
+#: Number of pixels beyond each side of a patch that are required for second differences.
 MARGIN = 2
 #: Number of flips and rotations of a square.
 ORIENTATIONS = 8
@@ -70,9 +70,9 @@ Correction = Callable[[Tensor, float | None, Tensor | None, Progress | None], Te
 
 
 def code(size: Tensor) -> Tensor:
-    """Encode noise levels of shape (...) with Gaussian basis functions of their logarithm.
+    """Encode noise levels, on a logarithmic scale, with Gaussian basis functions.
 
-    The result has shape (..., CODES). A level of zero is encoded as all zeros.
+    For noise levels of shape (...), the result has shape (..., CODES). A level of zero is encoded as all zeros.
     """
     low = math.log(SMALLEST)
     high = math.log(LARGEST)

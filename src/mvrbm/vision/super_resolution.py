@@ -25,6 +25,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.saving import ESTIMATOR, load, read_machine, register, write_machine
 from mvrbm.training.callbacks import Callback, Checkpoint, ProgressBar
+from mvrbm.training.parts import part_folder
 from mvrbm.training.trainer import Trainer
 from mvrbm.units import Gaussian
 from mvrbm.updates.recipe import Recipe, as_recipe
@@ -300,7 +301,7 @@ class SuperResolver(StageEstimator):
             self.stages_ = self._new_symmetric(self._shapes(), self._seeds(1)[0])
             self.history_ = []
         else:
-            folder = None if checkpoints is None else Path(checkpoints) / "fit"
+            folder = None if checkpoints is None else part_folder(checkpoints, "fit")
             interrupt = self._fit_machine(images, callbacks, folder, ignore_mismatch)
             if interrupt is not None:
                 return interrupt

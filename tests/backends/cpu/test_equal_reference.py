@@ -15,6 +15,7 @@ import torch
 
 from backend_runs import DEFAULT, PAPER, Case, assert_equal_states, everything_in, samples, start, train, with_negative
 from mvrbm import Bernoulli, Categorical, Dense, Gaussian, compiled
+from mvrbm.backends import layout
 from mvrbm.backends.choose import choose_backend
 from mvrbm.backends.cpu import flat, gemm, native
 from mvrbm.backends.reference import ReferenceBackend
@@ -37,14 +38,20 @@ def learning(shape):
     return _with_variances(G(shape, learn_variance=True))
 
 
+def sharing(shape, how):
+    """Gaussian units that share learned variances."""
+    return _with_variances(G(shape, learn_variance=how))
+
+
 def spread(shape):
     """Gaussian units with different variances."""
     return _with_variances(G(shape))
 
 
 def _with_variances(unit):
-    values = torch.linspace(-0.5, 0.9, unit.log_variance.numel())
-    unit.log_variance.data.copy_(values.view(unit.log_variance.shape))
+    for name, parameter in unit.named_parameters():
+        if name.startswith("log_variance"):
+            parameter.data.copy_(torch.linspace(-0.5, 0.9, parameter.numel()).view(parameter.shape))
     return unit
 
 
@@ -138,6 +145,19 @@ OF_MATRICES = {
     "learned variances, chains": Case(
         {"x": lambda: learning((6, 5)), "y": lambda: learning(4)}, lambda: B((4, 7)), [2, Dense()], PERSISTENT,
     ),
+    "shared variances": Case(
+        {"x": lambda: sharing((6, 5), "axes"), "y": lambda: sharing((3, 4), "one")}, lambda: B((4, 7)), [2, 1],
+        PERSISTENT,
+    ),
+    "shared variances, CD": Case({"x": lambda: sharing((6, 5), "axes")}, lambda: B((4, 7)), [1], DEEP),
+    "shared variances, gaussian hidden layer": Case(
+        {"x": lambda: sharing((6, 5), "one")}, lambda: G((4, 7)), [1], dataclasses.replace(DEFAULT, std=0.02),
+    ),
+    "paper, variances per axis": Case(
+        {"x": lambda: sharing((6, 5), "axes")}, lambda: B((4, 7)), [1],
+        dataclasses.replace(PAPER, learning_rate=0.0001),
+    ),
+    "centered, one variance": Case({"x": lambda: sharing((16, 16), "one")}, lambda: B((4, 7)), [2], CENTERED),
     "centered": Case(
         {"x": lambda: B((6, 5)), "y": lambda: C((2, 10))}, lambda: B((4, 7)), [2, Dense()], CENTERED,
     ),
@@ -162,6 +182,10 @@ SLOWER_IN_C = {
 
 #: Machines that only the matrix products of PyTorch can compute.
 OTHERS = {
+    "dense, shared variances": Case({"x": lambda: sharing((2, 3, 4), "axes")}, lambda: B(17), [Dense()], PERSISTENT),
+    "order 3, variances per axis": Case(
+        {"x": lambda: sharing((3, 4, 5), "axes")}, lambda: B((2, 4, 3)), [2], PERSISTENT,
+    ),
     "dense": Case({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [Dense()]),
     "dense, paper": Case({"x": lambda: B(11)}, lambda: B(7), [Dense()], PAPER),
     "dense, several orders": Case({"x": lambda: G((3, 2, 4))}, lambda: B((5, 2)), [Dense()], PERSISTENT),
@@ -359,3 +383,11 @@ def test_reference_is_not_replaced_where_it_was_requested():
 def test_compiled_code_computes_in_single_precision_alone():
     run = start(OF_MATRICES["paper"], dtype=torch.float64)
     assert "float64" in native.unsupported_reason(run.settings, run.state)
+
+
+@needs_compiled_code
+@pytest.mark.parametrize("how", ["axes", "one"])
+def test_shared_variances_are_computed_by_c_code_and_not_by_kernels(how):
+    run = start(Case({"x": lambda: sharing((6, 5), how)}, lambda: B((4, 7)), [1]))
+    assert native.unsupported_reason(run.settings, run.state) is None
+    assert layout.unsupported_reason(run.settings, run.state) == "it learns variances that several entries share"

@@ -35,6 +35,8 @@ def gemm(run):
 CASES = [
     (native, Case({"x": lambda: G((4, 3))}, lambda: B((3, 3)), [2], DEFAULT, SIZES)),
     (native, Case({"x": lambda: learning((4, 3))}, lambda: B((3, 3)), [1], PERSISTENT, SIZES)),
+    (native, Case({"x": lambda: G((4, 3), learn_variance="axes")}, lambda: B((3, 3)), [1], PERSISTENT, SIZES)),
+    (gemm, Case({"x": lambda: G((2, 3, 4), learn_variance="one")}, lambda: B((3, 2, 2)), [2], PERSISTENT, SIZES)),
     (native, Case({"x": lambda: B((4, 3))}, lambda: B((3, 3)), [2], PERSISTENT, SIZES)),
     (gemm, Case({"x": lambda: G((2, 3, 4))}, lambda: B((3, 2, 2)), [2], DEFAULT, SIZES)),
     (

@@ -17,7 +17,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 if not ON_GPU:  # as conftest.py does it for the kernels themselves
     os.environ["TRITON_INTERPRET"] = "1"
 from mvrbm.backends.cuda.draws import draw_categories, draw_layer, matrix_numbers, mean  # noqa: E402
-from mvrbm.random.kernels import normal_lines, uniform_entries, uniform_lines  # noqa: E402
+from mvrbm.random.kernels import normal_lines, place_of, uniform_lines, uniform_places  # noqa: E402
 
 
 @triton.jit(do_not_specialize=["step", "row", "draw"])
@@ -25,7 +25,7 @@ def write_matrix(out, key, step, row, draw, NORMAL: tl.constexpr, COLUMNS: tl.co
                  WIDTH: tl.constexpr):  # fmt: skip
     at = tl.arange(0, HEIGHT)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     row = tl.program_id(0) + row
-    tl.store(out + at, matrix_numbers(tl.load(key), step, row, draw, 1000, COLUMNS, NORMAL, HEIGHT, WIDTH))
+    tl.store(out + at, matrix_numbers(tl.load(key), step, row, draw, 1000, HEIGHT, COLUMNS, NORMAL, HEIGHT, WIDTH))
 
 
 @triton.jit(do_not_specialize=["step", "row", "draw"])
@@ -34,17 +34,17 @@ def write_lines(out, key, step, row, draw, NORMAL: tl.constexpr, COLUMNS: tl.con
     line = tl.arange(0, HEIGHT)
     at = line[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     if NORMAL:
-        tl.store(out + at, normal_lines(tl.load(key), row, line, step, draw, COLUMNS, WIDTH))
+        tl.store(out + at, normal_lines(tl.load(key), row, line, step, draw, HEIGHT, COLUMNS, WIDTH))
     else:
-        tl.store(out + at, uniform_lines(tl.load(key), row, line, step, draw, COLUMNS, WIDTH))
+        tl.store(out + at, uniform_lines(tl.load(key), row, line, step, draw, HEIGHT, COLUMNS, WIDTH))
 
 
 @triton.jit(do_not_specialize=["step", "row", "draw"])
 def write_entries(out, key, step, row, draw, NORMAL: tl.constexpr, COLUMNS: tl.constexpr, HEIGHT: tl.constexpr,
                   WIDTH: tl.constexpr):  # fmt: skip
     line, column = tl.arange(0, HEIGHT)[:, None], tl.arange(0, WIDTH)[None, :]
-    rows = row + tl.zeros([HEIGHT, WIDTH], tl.int32)
-    tl.store(out + line * WIDTH + column, uniform_entries(tl.load(key), rows, line, column, step, draw, COLUMNS))
+    place = place_of(line, column, HEIGHT, COLUMNS)
+    tl.store(out + line * WIDTH + column, uniform_places(tl.load(key), row, place, step, draw))
 
 
 @triton.jit
@@ -80,7 +80,9 @@ def numbers(kernel=write_matrix, key=KEY, step=5, row=7, draw=1, columns=32, hei
 
 
 @pytest.mark.parametrize("kernel", [write_matrix, write_lines, write_entries], ids=["pairs", "lines", "entries"])
-@pytest.mark.parametrize(("height", "width", "columns"), [(32, 32, 32), (16, 64, 50), (64, 16, 5), (16, 32, 31)])
+@pytest.mark.parametrize(
+    ("height", "width", "columns"), [(32, 32, 32), (16, 64, 50), (64, 16, 5), (16, 32, 31), (32, 32, 25), (16, 16, 1)]
+)
 def test_uniform_numbers_are_those_of_the_definition(kernel, height, width, columns):
     found = numbers(kernel, height=height, width=width, columns=columns)
     expected = philox.uniform(KEY, (1, height, columns), 5, 1, 7, torch.float32, torch.device("cpu"))[0]

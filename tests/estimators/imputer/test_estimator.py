@@ -9,7 +9,9 @@ from sklearn.impute import KNNImputer, SimpleImputer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mvrbm
+from environment import fixed_seeds
 from mvrbm import MVRBMImputer, RandomSource
+from mvrbm.estimators.imputer import correction
 from mvrbm.estimators.imputer.factors import Factors
 from mvrbm.estimators.imputer.masking import hold_out
 from mvrbm.estimators.parameters import seed_of
@@ -148,6 +150,22 @@ def test_predictions_stay_in_the_range_of_the_data():
     )
 
 
+def test_without_clipping_predictions_and_draws_leave_the_range():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 1)) * [1, 2, 3] + 0.01 * rng.normal(size=(60, 3))
+    far = [[10, np.nan, np.nan]]
+    settings = {"n_factors": 1, "n_epochs": 5, "random_state": 0, "clip": False}
+    for kind in ("none", "rectified"):
+        imputer = MVRBMImputer(kind, **settings).fit(x)
+        np.testing.assert_allclose(imputer.transform(far), [[10, 20, 30]], rtol=0.05)
+    assert not imputer.correction_.bounded
+    with fixed_seeds():
+        columns = np.random.default_rng(0).normal(size=(100, 2))  # from -2.4 to 2.0
+    (draws,) = MVRBMImputer("none", **settings).fit(columns).draw(np.full((20_000, 2), np.nan), 1)
+    assert (draws < columns.min(0)).any(0).all()  # at least 160 are expected
+    assert (draws > columns.max(0)).any(0).all()
+
+
 @pytest.mark.parametrize("shape", [(6,), (2, 3)])
 def test_corrections_get_samples_in_standard_deviations(shape):
     x = np.random.default_rng(0).normal(size=(40, *shape)) * np.arange(1, 7).reshape(shape)
@@ -253,6 +271,15 @@ def test_progress_says_which_error_it_is_and_what_was_chosen(capsys):
         f"{tried}: error on held-out entries is {error:.4g} standard deviations",
         "selected: sample_axes=1, n_factors=1, no correction",
     ]
+
+
+def test_long_training_says_how_long_it_takes(capsys, monkeypatch):
+    clock = iter([0.0, 30.0])  # for two trials of 100 epochs each
+    monkeypatch.setattr("mvrbm.estimators.imputer.correction.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr(correction.CorrectionTrainer, "_train_one", lambda trainer, filled, n_epochs: (0.5, None))
+    data = np.random.default_rng(0).normal(size=(500, 3))
+    MVRBMImputer("rectified", n_epochs=1000, n_factors=1, device="cpu", random_state=0, verbose=1).fit(data)
+    assert "training the correction, about 2 min left\n" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:columns", "ignore:Skipping features")

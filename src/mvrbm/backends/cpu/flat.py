@@ -52,7 +52,8 @@ class FlatCpuBackend(UpdateBackend):
             centering.offset = state.centering.advance(self._data_mean[None] / weight)
         variances = self._variances
         powers = {} if variances is None else variances.powers(batch, share.data)
-        self.settings.sum_over_processes([self.arrays.gradient, *powers.values()])
+        sums = [] if variances is None else variances.separate_sums
+        self.settings.sum_over_processes([self.arrays.gradient, *sums, *powers.values()])
         if variances is not None:
             variances.finish_gradients()
         if centering is not None:
@@ -163,7 +164,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | Non
     device = state.machine.like.device
     if device.type != "cpu":
         return f"the machine is on {device}"
-    return layout.unsupported_reason(settings, state)
+    return layout.unsupported_reason(settings, state, shared_variances=True)
 
 
 def _copy(tensor: Tensor) -> Tensor:

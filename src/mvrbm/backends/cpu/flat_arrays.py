@@ -11,7 +11,7 @@ from mvrbm.updates.state import TrainState
 
 @dataclass(frozen=True)
 class FlatLayer:
-    """Views of the flat vectors for one visible layer, and conversions between its data and its states.
+    """Views of the flat vectors for one visible layer, and conversions between the layer's data and states.
 
     The states in flat form are ``data * scale - shift``.
     """
@@ -19,11 +19,12 @@ class FlatLayer:
     layout: LayerLayout
     factors: list[Tensor]  # each of shape (R, K_d, I_d)
     bias: Tensor  # (*shape)
-    log_variance: Tensor | None  # (*shape), or None if the variance is fixed
+    log_variances: dict[str, Tensor]  # learned parameters, whose sum is the log-variance of each entry
     bias_momentum: Tensor
     factor_gradients: list[Tensor]
     bias_gradient: Tensor
-    log_variance_gradient: Tensor | None
+    log_variance_gradient: Tensor | None  # (*shape), or None if the variance is fixed
+    log_variance_gradients: dict[str, Tensor]  # of the parameters
     scale: Tensor  # (*shape)
     shift: Tensor  # (*shape)
     converts: bool  # whether the states differ from the data
@@ -70,17 +71,21 @@ class FlatArrays:
         self.layers = list[FlatLayer]()
         for number, own in enumerate(layout.layers):
             scale, shift = (own.states_of(part).view(own.shape) for part in self.packing.affine)
-            learns = own.learns_variance
+            of_variances = layout.log_variances(self.gradient, own)
+            of_entries = None
+            if of_variances:
+                of_entries = like.new_zeros(own.shape) if own.shares_variances else next(iter(of_variances.values()))
             self.layers.append(
                 FlatLayer(
                     layout=own,
                     factors=list(params[number][:-1]),
                     bias=params[number][-1],
-                    log_variance=layout.log_variance(self.params, own) if learns else None,
+                    log_variances=layout.log_variances(self.params, own),
                     bias_momentum=momenta[number][-1],
                     factor_gradients=list(gradients[number][:-1]),
                     bias_gradient=gradients[number][-1],
-                    log_variance_gradient=layout.log_variance(self.gradient, own) if learns else None,
+                    log_variance_gradient=of_entries,
+                    log_variance_gradients=of_variances,
                     scale=scale,
                     shift=shift,
                     converts=own.gaussian or bool(shift.any()),

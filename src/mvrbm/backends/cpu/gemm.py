@@ -1,10 +1,10 @@
 """CPU backend that computes gradients with PyTorch matrix products (see `mode_products`).
 
 This backend computes the same gradient as :func:`mvrbm.updates.gradient.contrast`, but reuses products computed for the
-hidden fields and allocates little memory. It is meant for training runs that the C code does not support or computes
-more slowly. On two CPU cores, updates with CD-1 are 1.3 times (rank 1), 2.3 times (rank 4) and 1.9 times (rank 8) as
-fast as with the reference backend for arrays of order 3 (16x16x16 -> 10x10x10), and 2.4 times as fast for narrow
-matrices (200x4 -> 20x3). To measure these speedups, run `python -m benchmarks backends --device cpu`.
+hidden fields and allocates little memory. It is meant for training runs that the C code does not support, or for which
+the C code is slower. On two CPU cores, CD-1 updates for arrays of order 3 (16x16x16 -> 10x10x10) are faster than with
+the reference backend by a factor of 1.3 (rank 1), 2.3 (rank 4) or 1.9 (rank 8). For narrow matrices (200x4 -> 20x3),
+the factor is 2.4. To measure these speedups, run `python -m benchmarks backends --device cpu`.
 """
 
 from collections.abc import Mapping
@@ -146,9 +146,10 @@ class GemmBackend(FlatCpuBackend):
 
     @one_thread()
     def _sum(self, of_data: Tensor, of_chain: Tensor, weights: tuple[float, float], into: Tensor) -> Tensor:
-        """Write the weighted sum of two arrays over their samples to `into` and return the contribution of the data.
+        """Sum `of_data` and `of_chain` over samples, and write the weighted sum of the results to `into`.
 
-        `of_data` and `of_chain` have shape (area, n), where n may differ between the two arrays.
+        Both arrays have shape (area, n), where n may differ between them. The return value is the weighted sum over the
+        data.
         """
         data_sum = of_data.sum(1).mul_(weights[0])
         torch.add(data_sum, of_chain.sum(1), alpha=weights[1], out=into.view(-1))

@@ -45,15 +45,15 @@ class Side:
 
 
 class BothSides:
-    """Buffers for both sides of the contrast.
+    """Buffers for the two sides of the contrast, the data and the chains.
 
     Attributes
     ----------
     data, chain : Side
         The two sides.
     gradients : list of Call
-        Calls that use the weighted hidden means of both sides to compute the fields on layers with learned variances
-        and the gradients for all couplings with several factors.
+        Calls that compute the fields on layers with learned variances and the gradients for all couplings with several
+        factors. They use the weighted hidden means of both sides.
     """
 
     def __init__(self, arrays: FlatArrays, n: int, n_chains: int) -> None:

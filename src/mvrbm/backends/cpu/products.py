@@ -29,7 +29,7 @@ _MUCH_LONGER = 8
 # Maximum pool size. Threads start on demand.
 _MOST_THREADS = 64
 
-#: A function and its arguments, which can be called repeatedly.
+#: A function with its arguments already bound, which can be called repeatedly.
 Call = Callable[[], object]
 
 

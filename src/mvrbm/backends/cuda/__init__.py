@@ -8,7 +8,7 @@ The common base class is in `epochs`. There are three families of backends:
 * `full_matrix`: couplings expanded to full matrices, using batched matrix products. `full_layout` defines the positions
   of the layers in these matrices, and `full_buffers` contains all arrays on the device. The kernels are in
   `full_kernels` (Gibbs steps and gradients), `full_step` (update rule), `full_variances` (learned variances), and
-  `full_tempering` with `full_exchange` (tempered chains).
+  `full_tempering` and `full_exchange` (tempered chains).
 
 All families share `step_kernels` (update rule), `draws` (means and samples of layers) and `overlap` (overlapping kernel
 launches). `graph_step` is used by :mod:`mvrbm.backends.graph`. If Triton is not installed, only the modules that select

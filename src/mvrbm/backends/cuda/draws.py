@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from mvrbm.random.kernels import normal_pairs, uniform_entries, uniform_pairs
+from mvrbm.random.kernels import normal_matrix, place_of, uniform_matrix, uniform_places
 
 
 @triton.jit
@@ -35,18 +35,17 @@ def draw_layer(field, numbers, GAUSSIAN: tl.constexpr):
 
 
 @triton.jit
-def matrix_numbers(key, update, sample, draw, DRAWN: tl.constexpr, COLUMNS: tl.constexpr, GAUSSIAN: tl.constexpr,
-                   HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """Return a tile of random numbers of shape (HEIGHT, WIDTH) for one sample's matrix with `COLUMNS` columns.
+def matrix_numbers(key, update, sample, draw, DRAWN: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr,
+                   GAUSSIAN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+    """Return a tile of random numbers of shape (HEIGHT, WIDTH) for one sample's matrix of shape (LINES, COLUMNS).
 
     Only programs that process the first `DRAWN` samples generate random numbers. Other programs skip this work.
     """
     if sample < DRAWN:
-        line, pair = tl.arange(0, HEIGHT)[:, None], tl.arange(0, WIDTH // 2)[None, :]
         if GAUSSIAN:
-            found = normal_pairs(key, sample, line, pair, update, draw, COLUMNS)
+            found = normal_matrix(key, sample, update, draw, LINES, COLUMNS, HEIGHT, WIDTH)
         else:
-            found = uniform_pairs(key, sample, line, pair, update, draw, COLUMNS)
+            found = uniform_matrix(key, sample, update, draw, LINES, COLUMNS, HEIGHT, WIDTH)
     else:
         found = tl.zeros([HEIGHT, WIDTH], tl.float32)
     return found
@@ -66,9 +65,10 @@ def draw_categories(field, numbers, exists, CATEGORIES: tl.constexpr):
 
 
 @triton.jit
-def site_numbers(key, update, rows, sites, draw, COLUMNS: tl.constexpr):
+def site_numbers(key, update, rows, sites, draw, SITES: tl.constexpr, COLUMNS: tl.constexpr):
     """Return uniform random numbers of shape (n, w), given rows of shape (n, 1) and sites of shape (1, w).
 
-    Each line has `COLUMNS` sites.
+    There are `SITES` sites per sample, in lines of `COLUMNS` sites.
     """
-    return uniform_entries(key, rows, sites // COLUMNS, sites % COLUMNS, update, draw, COLUMNS)
+    place = place_of(sites // COLUMNS, sites % COLUMNS, SITES // COLUMNS, COLUMNS)
+    return uniform_places(key, rows, place, update, draw)

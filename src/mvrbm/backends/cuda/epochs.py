@@ -1,4 +1,4 @@
-"""Base class for all Triton backends, which handles epochs, divergence checks, and CUDA graphs of many updates.
+"""Base class for all Triton backends. It handles epochs, divergence checks, and CUDA graphs that span many updates.
 
 A kernel backend trains one machine, or several machines with the same shapes in parallel. It keeps data, parameters,
 momenta and chains on the device, in buffers that CUDA graphs read and write. `load` and `store` convert between these
@@ -206,7 +206,7 @@ class KernelBackend(EpochBackend):
         return torch.tensor(rows, dtype=torch.float32, device=self._device)
 
     def _check(self, states: Sequence[TrainState]) -> list[bool]:
-        """Return whether each model has non-finite parameters.
+        """Return, for each model, whether its parameters contain non-finite values.
 
         If there is a single model and it has diverged, restore its state from the last check and raise
         `DivergenceError`. If there are several models, leave the parameters of diverged models unchanged.
@@ -326,7 +326,7 @@ def power_of_two(size: int) -> int:
 def default_precision(machine: BoltzmannMachine) -> str:
     """Return the default precision of matrix products.
 
-    The default is "tf32" if any units are Gaussian. Otherwise, all states are at most 1, and the default is "fp16".
+    The default is "tf32" if any units are Gaussian. Otherwise, it is "fp16", because all states are at most 1.
     """
     return "tf32" if any(unit.gaussian for unit in (machine.hidden, *machine.layers.values())) else "fp16"
 

@@ -1,4 +1,4 @@
-"""Base class for backends with one program per sample and the flat parameters of :mod:`mvrbm.backends.layout`."""
+"""Base class for backends that use one program per sample and the flat form of :mod:`mvrbm.backends.layout`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ALIGNMENT = 16
 class TransposedPacking(Packing):
     """Packing with transposed label weights.
 
-    The weights have shape (classes, hidden units), so that the weights of each class are contiguous.
+    The weights have shape (classes, hidden units), so the weights of each class are contiguous.
     """
 
     def __init__(self, state: TrainState, layout: Layout, *, normalized: bool) -> None:
@@ -50,7 +50,7 @@ class TransposedPacking(Packing):
         super().unpack(state, params, momenta)
 
     def _label_weights(self, *arrays: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """Yield each label's weights in the flat arrays and its number of classes."""
+        """Yield the weights in the flat arrays and the number of classes for each label."""
         for label in self._labels:
             for array in arrays:
                 yield array[label.parameters_at :][: self._hidden_area * label.area], label.area
@@ -197,7 +197,7 @@ class PerProgramBackend(KernelBackend):
     """Base class for backends that use one program per sample and accumulate gradients in global memory.
 
     The precision of matrix products is "fp16", "tf32", "tf32x3" or "ieee". "fp16" and "tf32" use tensor cores and round
-    operands to 11 significant bits, with float32 accumulation. "fp16" cannot represent states above 65,504. "tf32x3"
+    operands to 11 significant bits and accumulate in float32. "fp16" cannot represent states above 65,504. "tf32x3"
     computes each product as three TF32 products, which is nearly as accurate as float32. "ieee" uses plain float32
     without tensor cores.
     """

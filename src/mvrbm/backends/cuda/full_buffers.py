@@ -1,4 +1,4 @@
-"""Signature, buffers and launch settings for the `full_matrix` backend."""
+"""Signature, buffers and launch settings of the `full_matrix` backend."""
 
 from __future__ import annotations
 
@@ -143,7 +143,8 @@ class FullParameters:
     multiplier: Tensor  # (models, size) (see FullPacking.multiplier)
     rates: Tensor
     clock: Tensor  # (2,); update number and batch number at the start of a series
-    #: Full matrices, each of shape (models, hidden, visible). Centering requires two, to compare old and new values.
+    #: Full matrices, each of shape (models, hidden, visible). With centering, there are two, so that old and new values
+    #: can be compared.
     weights: list[Tensor]
 
     @classmethod
@@ -313,8 +314,8 @@ class FullLaunch:
         """Launch options for kernels without large products.
 
         These kernels start before the previous launch has finished. Kernels with large products would compete with the
-        previous launch for multiprocessors. They start when the programs of that launch have only their results left to
-        write.
+        previous launch for multiprocessors, so they do not start until the programs of that launch only have to write
+        their results.
         """
         return {"PDL": True, "launch_pdl": True} if self.overlapping else {"PDL": False}
 

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from mvrbm.backends.cuda.draws import mean
 from mvrbm.backends.cuda.overlap import after_previous, fresh
-from mvrbm.random.kernels import uniform_entries
+from mvrbm.random.kernels import place_of, uniform_places
 
 
 @triton.jit
@@ -107,7 +107,7 @@ def exchange(
     paired = number + 1 < TEMPERATURES
     update = tl.load(clock) + batch
     draw += exchanges_before(gibbs_step, turn, TEMPERATURES)
-    uniform = uniform_entries(tl.load(keys + model), pair, 0, chain, update, draw, EACH)
+    uniform = uniform_places(tl.load(keys + model), pair, place_of(0, chain, 1, EACH), update, draw)
     after_previous(PDL)
     differences += model * CHAINS + at
     change = fresh(differences, paired) + fresh(differences + EACH, paired)

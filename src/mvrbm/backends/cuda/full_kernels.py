@@ -8,8 +8,9 @@ The states of a layer are the values of its statistic (for Gaussian layers, x / 
 layers are columns of one array of shape (rows, VISIBLE). Each layer starts at a multiple of the tile width. Padding is
 zero, except for the last column, which contains ones. In the array of hidden means, the column after the last unit
 contains ones. The products for the gradient therefore contain the sums required for the biases. `W` has shape (HIDDEN,
-VISIBLE) and is padded with zeros, as are the rows of states after the data and the chains. Each line of a layer has an
-even number of columns, so that pairs of columns, which share a random counter, are always in the same line.
+VISIBLE) and is padded with zeros, as are the rows of states after the data and the chains. The entries of a layer are
+in the order of their random numbers (see :mod:`mvrbm.random.philox`): if the number of columns is odd, the last column
+comes after all the others.
 
 The flat parameters of a model are the parameters of all couplings, the padded visible bias, the padded hidden bias, and
 the padded log-variances if a layer learns them. They are followed by scratch memory for the gradient `G` of each
@@ -37,7 +38,7 @@ from mvrbm.backends.cuda.overlap import begin_next, fresh, wait
 from mvrbm.random.kernels import normal_pairs, uniform_pairs
 from mvrbm.sampling.tempered_kernels import softplus
 
-#: Number of data columns per program, small so that many programs share the rows.
+#: Number of data columns per program. The number is small so that many programs share the rows.
 GATHERED = tl.constexpr(16)
 #: Kinds of units, by :attr:`mvrbm.units.Unit.sampled_as`.
 KINDS = ("bernoulli", "gaussian", "categorical")
@@ -51,7 +52,7 @@ WIDTH = tl.constexpr(2)
 # Sizes I and J of a sample.
 ROWS = tl.constexpr(3)
 COLUMNS = tl.constexpr(4)
-# Stride between rows: entry (i, j) is in column FIRST + i PITCH + j.
+# Stride between rows: entry (i, j) is in column FIRST + i PITCH + j if j < PITCH, otherwise in FIRST + I PITCH + i.
 PITCH = tl.constexpr(5)
 # Number of Kronecker products, or 0 for a dense coupling.
 RANK = tl.constexpr(6)
@@ -107,7 +108,7 @@ def copy_batch(
 def upwards(
     states, weight, bias, means, samples, sums, base, differences, turns, keys, clock, batch, n_valid, draw,
     gibbs_step, CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
-    VISIBLE: tl.constexpr, UNITS: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr, STRIDE: tl.constexpr,
+    VISIBLE: tl.constexpr, UNITS: tl.constexpr, STRIDE: tl.constexpr,
     SAMPLE_ROWS: tl.constexpr, GAUSSIAN: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr,
     FIRST_TILE: tl.constexpr,
     DRAW_DATA: tl.constexpr, DRAW_CHAINS: tl.constexpr, TEMPERATURES: tl.constexpr, STEPS: tl.constexpr,
@@ -129,17 +130,22 @@ def upwards(
     x = states + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * VISIBLE + within[None, :]
     w = weight + (model.to(tl.int64) * HIDDEN + columns[None, :]) * VISIBLE + within[:, None]
     field = tl.zeros([BM, BN], tl.float32)
-    key = tl.load(keys + model)
-    update = tl.load(clock) + batch
+    own = rows if of_data else rows - CHAINS_AT
+    turn = turn_of(turns + model, clock, batch, gibbs_step, STEPS) if TEMPERATURES > 1 else 0
+    if TEMPERATURES > 1:
+        draw += exchanges_before(gibbs_step, turn, TEMPERATURES)
+    drawing = tl.where(of_data, 1 if DRAW_DATA else 0, 1 if DRAW_CHAINS else 0)
+    numbers = tl.zeros([BM, BN], tl.float32)
+    if drawing > 0:  # before the wait, so that the random numbers cost no time
+        numbers = _pair_numbers(tl.load(keys + model), tl.load(clock) + batch, draw, own, tile_n * BN, BN, GAUSSIAN)
     wait(PDL)
     biases = fresh(bias + model * STRIDE + columns, True)  # prefetch: the load completes while the loop runs
     for k in range(0, VISIBLE, BK):
         field = tl.dot(tl.load(x + k), tl.load(w + k), acc=field, input_precision=PRECISION)
     begin_next(PDL)  # the next product may start, because writing results occupies few multiprocessors
-    own = rows if of_data else rows - CHAINS_AT
     n_chains = CHAINS if PERSISTENT else n_valid
     valid = own < (n_valid if of_data else n_chains)
-    exists = unit_exists(columns, UNITS, L, HIDDEN_PITCH)[None, :] & valid[:, None]
+    exists = (columns < UNITS)[None, :] & valid[:, None]
     if TEMPERATURES > 1:
         level = fresh(base + model * HIDDEN + columns, True)[None, :]
         beta = tl.where(of_data, 1.0, beta_of(own, CHAINS, TEMPERATURES))
@@ -147,12 +153,11 @@ def upwards(
         field = level + beta[:, None] * slope
     field += biases[None, :]
     if COMPARE:
-        other, paired = other_beta(own, turn_of(turns + model, clock, batch, gibbs_step, STEPS), CHAINS, TEMPERATURES)
+        other, paired = other_beta(own, turn, CHAINS, TEMPERATURES)
         moved = field + (other - beta)[:, None] * slope
         change = tl.sum(tl.where(exists, softplus(field) - softplus(moved), 0.0), 1)
         tl.atomic_add(differences + model * CHAINS + own, change, mask=paired & valid, sem="relaxed")
         return
-    drawing = tl.where(of_data, 1 if DRAW_DATA else 0, 1 if DRAW_CHAINS else 0)
     if of_data | (drawing == 0):
         value = tl.where(exists, mean(field, GAUSSIAN), 0.0)
         one = (columns == UNITS)[None, :] & valid[:, None]
@@ -162,34 +167,39 @@ def upwards(
             total = sums + model * (2 * HIDDEN) + (0 if of_data else HIDDEN) + columns
             tl.atomic_add(total, tl.sum(value, 0), mask=columns < UNITS, sem="relaxed")
     if drawing > 0:
-        if TEMPERATURES > 1:
-            turn = turn_of(turns + model, clock, batch, gibbs_step, STEPS)
-            draw += exchanges_before(gibbs_step, turn, TEMPERATURES)
-        unit = tile_n * BN + 2 * tl.arange(0, BN // 2)  # the first unit of each pair
-        drawn = _draw_pairs(field, key, update, draw, own, unit, HIDDEN_PITCH, L, GAUSSIAN)
+        drawn = draw_layer(field, numbers, GAUSSIAN)
         target = samples + (model.to(tl.int64) * SAMPLE_ROWS + own[:, None]) * HIDDEN + columns[None, :]
         tl.store(target, drawn.to(samples.dtype.element_ty), mask=exists)
 
 
 @triton.jit
-def unit_exists(units, UNITS: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr):
-    """Return a mask of the columns of the hidden layer that are units rather than padding."""
-    return (units < UNITS) & (units % HIDDEN_PITCH < L)
+def line_and_column(place, LINES: tl.constexpr, COLUMNS_: tl.constexpr, PITCH_: tl.constexpr):
+    """Return the line and column of the entry at a place in a layer."""
+    line, column = place // PITCH_, place % PITCH_
+    if COLUMNS_ > PITCH_:
+        last = place >= LINES * PITCH_
+        line, column = tl.where(last, place - LINES * PITCH_, line), tl.where(last, PITCH_, column)
+    return line, column
 
 
 @triton.jit
-def _draw_pairs(field, key, update, draw, rows, column, PITCH_: tl.constexpr, COLUMNS_: tl.constexpr,
-                GAUSSIAN: tl.constexpr):  # fmt: skip
-    """Sample a tile of a layer given its field, which includes the bias.
+def place_at(line, column, LINES: tl.constexpr, COLUMNS_: tl.constexpr, PITCH_: tl.constexpr):
+    """Return the place of an entry in a layer."""
+    place = line * PITCH_ + column
+    if COLUMNS_ > PITCH_:
+        place = tl.where(column < PITCH_, place, LINES * PITCH_ + line)
+    return place
 
-    `column` is the index of the first column of each pair.
-    """
-    line, pair = (column // PITCH_)[None, :], (column % PITCH_ // 2)[None, :]
+
+@triton.jit
+def _pair_numbers(key, update, draw, rows, first, WIDTH_: tl.constexpr, GAUSSIAN: tl.constexpr):
+    """Return the random numbers that sample a tile of a layer, from the place `first` to `first + WIDTH_ - 1`."""
+    place = first + 2 * tl.arange(0, WIDTH_ // 2)[None, :]
     if GAUSSIAN:
-        numbers = normal_pairs(key, rows[:, None], line, pair, update, draw, COLUMNS_)
+        numbers = normal_pairs(key, rows[:, None], place, update, draw)
     else:
-        numbers = uniform_pairs(key, rows[:, None], line, pair, update, draw, COLUMNS_)
-    return draw_layer(field, numbers, GAUSSIAN)
+        numbers = uniform_pairs(key, rows[:, None], place, update, draw)
+    return numbers
 
 
 @triton.jit(do_not_specialize=["batch", "n_valid", "draw", "gibbs_step"])
@@ -217,6 +227,14 @@ def downwards(
     field = tl.zeros([BM, BN], tl.float32)
     key = tl.load(keys + model)
     update = tl.load(clock) + batch
+    turn = turn_of(turns + model, clock, batch, gibbs_step, STEPS) if TEMPERATURES > 1 else 0
+    if TEMPERATURES > 1:
+        draw += exchanges_before(gibbs_step, turn, TEMPERATURES)
+    numbers = tl.zeros([BM, BN], tl.float32)
+    for m in tl.static_range(len(LAYERS)):  # before the wait, so that the random numbers cost no time
+        first = tile_n * BN - LAYERS[m][FIRST]
+        if (LAYERS[m][KIND] != 2) & (first >= 0) & (first < LAYERS[m][WIDTH]):
+            numbers = _pair_numbers(key, update, draw + m, rows, first, BN, LAYERS[m][KIND] == 1)
     wait(PDL)
     biases = fresh(bias + model * STRIDE + columns, True)
     for k in range(0, 0 if START else HIDDEN, BK):
@@ -228,8 +246,6 @@ def downwards(
     if TEMPERATURES > 1:
         level, beta = fresh(base + model * VISIBLE + columns, True)[None, :], beta_of(rows, CHAINS, TEMPERATURES)
         field = level + beta[:, None] * (field - level)
-        turn = turn_of(turns + model, clock, batch, gibbs_step, STEPS)
-        draw += exchanges_before(gibbs_step, turn, TEMPERATURES)
         other, paired = other_beta(rows, turn, CHAINS, TEMPERATURES)
         gap = other - beta
     field += biases[None, :]
@@ -247,22 +263,20 @@ def downwards(
     for m in tl.static_range(len(LAYERS)):
         if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
             own = columns - LAYERS[m][FIRST]
-            site, place = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
-            real = (site < LAYERS[m][ROWS]) & (place < LAYERS[m][COLUMNS])
+            line, column = line_and_column(own, LAYERS[m][ROWS], LAYERS[m][COLUMNS], LAYERS[m][PITCH])
+            real = (line < LAYERS[m][ROWS]) & (column < LAYERS[m][COLUMNS])
             if LAYERS[m][KIND] == 2:
                 SITES: tl.constexpr = BN // LAYERS[m][PITCH]
                 sites = (tile_n * BN - LAYERS[m][FIRST]) // LAYERS[m][PITCH] + tl.arange(0, SITES)
-                numbers = site_numbers(key, update, rows[:, None], sites[None, :], draw + m, LAYERS[m][SITE_COLUMNS])
+                site_uniform = site_numbers(
+                    key, update, rows[:, None], sites[None, :], draw + m, LAYERS[m][ROWS], LAYERS[m][SITE_COLUMNS]
+                )
                 categories = tl.arange(0, LAYERS[m][PITCH]) < LAYERS[m][COLUMNS]
                 there = exist[:, None, None] & (sites < LAYERS[m][ROWS])[None, :, None] & categories[None, None, :]
                 by_site = tl.reshape(field, [BM, SITES, LAYERS[m][PITCH]])
-                drawn = tl.reshape(draw_categories(by_site, numbers, there, LAYERS[m][COLUMNS]), [BM, BN])
+                drawn = tl.reshape(draw_categories(by_site, site_uniform, there, LAYERS[m][COLUMNS]), [BM, BN])
             else:
-                column = tile_n * BN - LAYERS[m][FIRST] + 2 * tl.arange(0, BN // 2)
-                drawn = _draw_pairs(
-                    field, key, update, draw + m, rows, column, LAYERS[m][PITCH], LAYERS[m][COLUMNS],
-                    LAYERS[m][KIND] == 1,
-                )  # fmt: skip
+                drawn = draw_layer(field, numbers, LAYERS[m][KIND] == 1)
                 if LAYERS[m][LEARNS] > 0:
                     drawn = field + spread * (drawn - field)
             drawn = tl.where(exist[:, None] & drawing, drawn, 0.0)
@@ -278,10 +292,10 @@ def downwards(
 def gradients(
     states, means, visible_sums, hidden_sums, gradient, offset, new_offset, center, ratios, n_valid,
     N: tl.constexpr, CHAINS: tl.constexpr, PERSISTENT: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr,
-    HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr,
-    STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, LAYERS: tl.constexpr, CENTERED: tl.constexpr,
-    FOLLOWS: tl.constexpr, VARIES: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, PDL: tl.constexpr,
+    HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+    HIDDEN_PITCH: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, LAYERS: tl.constexpr,
+    CENTERED: tl.constexpr, FOLLOWS: tl.constexpr, VARIES: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     r"""Compute the gradients for biases and full matrices, which are means over chains minus means over data.
 
@@ -345,24 +359,22 @@ def gradients(
     for m in tl.static_range(len(LAYERS)):
         if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
             own = columns - LAYERS[m][FIRST]
-            i, j = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
-            exists = (
-                unit_exists(units, UNITS, L, HIDDEN_PITCH)[:, None]
-                & ((i < LAYERS[m][ROWS]) & (j < LAYERS[m][COLUMNS]))[None, :]
-            )
-            at = matrix_at(units, i, j, LAYERS[m][RANK], LAYERS[m][ROWS], LAYERS[m][COLUMNS], L, HIDDEN_PITCH)
+            i, j = line_and_column(own, LAYERS[m][ROWS], LAYERS[m][COLUMNS], LAYERS[m][PITCH])
+            exists = (units < UNITS)[:, None] & ((i < LAYERS[m][ROWS]) & (j < LAYERS[m][COLUMNS]))[None, :]
+            at = matrix_at(units, i, j, LAYERS[m][RANK], LAYERS[m][ROWS], LAYERS[m][COLUMNS], K, L, HIDDEN_PITCH)
             tl.store(gradient + LAYERS[m][FULL] + at, G, mask=exists)
 
 
 @triton.jit
 def matrix_at(
-    units, i, j, RANK_: tl.constexpr, I: tl.constexpr, J: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr
+    units, i, j, RANK_: tl.constexpr, I: tl.constexpr, J: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+    HIDDEN_PITCH: tl.constexpr,
 ):  # fmt: skip
     """Return the positions of the entries in the gradient for a full matrix.
 
     The gradient has shape (K * I, L * J) for a coupling with factors, and (H, I * J) for a dense coupling.
     """
-    k, l = units // HIDDEN_PITCH, units % HIDDEN_PITCH
+    k, l = line_and_column(units, K, L, HIDDEN_PITCH)
     if RANK_ > 0:
         return ((k * I * L + l) * J)[:, None] + (i * (L * J) + j)[None, :]
     return ((k * L + l) * (I * J))[:, None] + (i * J + j)[None, :]

@@ -1,4 +1,4 @@
-"""Layout of parameters and states for `full_kernels`, and conversion to and from a state.
+"""Layout of parameters and states for `full_kernels`, and conversion to and from a training state.
 
 The statistics of all visible layers are stored as columns of one array. Each layer starts at a multiple of the tile
 size. The flat vector contains the parameters of all couplings, the visible bias for each column, the hidden bias, and
@@ -19,6 +19,7 @@ from torch import Tensor
 from mvrbm.backends.cuda.epochs import power_of_two
 from mvrbm.couplings import Coupling
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.random.philox import pitch_of
 from mvrbm.updates.state import TrainState, is_factor
 
 #: Layer widths are padded to a multiple of this value, which is divisible by all tile sizes.
@@ -35,7 +36,8 @@ class FullLayer:
     #: First column, and number of columns including padding.
     first: int
     width: int
-    #: Stride between rows of a sample. Entry (i, j) is in column `first + i * pitch + j`.
+    #: Stride between rows of a sample. Entry (i, j) is in column `first + i * pitch + j`. If there is one more column
+    #: than `pitch`, its entries come after all others.
     pitch: int
     #: Number of Kronecker products, or 0 for a dense coupling.
     rank: int
@@ -64,7 +66,7 @@ class FullLayer:
 
     def places(self) -> Tensor:
         """Return the column indices of all entries as a tensor of shape (rows * columns,)."""
-        return (self.first + _grid(self.rows, self.columns, self.pitch)).flatten()
+        return self.first + _places(self.rows, self.columns, self.pitch)
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,9 @@ class FullLayout:
         for name, unit in machine.layers.items():
             rank = ranks[name]
             area = math.prod(unit.shape)
-            pitch = power_of_two(unit.shape[-1]) if unit.sampled_as == "categorical" else even(unit.shape[-1])
+            pitch = power_of_two(unit.shape[-1]) if unit.sampled_as == "categorical" else pitch_of(unit.shape[-1])
             is_last = len(layers) + 1 == len(machine.layers)
-            width = padded(math.prod(unit.shape[:-1]) * pitch + is_last)  # the last column is all ones
+            width = padded(max(area, math.prod(unit.shape[:-1]) * pitch) + is_last)  # the last column is all ones
             layers.append(
                 FullLayer(
                     name, str(unit.sampled_as), unit.shape, column, width, pitch, rank, size, scratch, factor,
@@ -128,18 +130,13 @@ class FullLayout:
 
     @property
     def hidden_pitch(self) -> int:
-        """Stride between rows of the hidden layer."""
-        return even(self.hidden_columns)
-
-    @property
-    def units(self) -> int:
-        """Number of columns for the hidden layer, including padding between rows but excluding the column of ones."""
-        return self.hidden_rows * self.hidden_pitch
+        """Stride between rows of the hidden layer. See :attr:`FullLayer.pitch`."""
+        return pitch_of(self.hidden_columns)
 
     @property
     def hidden(self) -> int:
         """Number of columns for the hidden layer and the column of ones, rounded up to a multiple of the tile size."""
-        return padded(self.units + 1)
+        return padded(self.n_hidden + 1)
 
     @property
     def visible(self) -> int:
@@ -182,21 +179,19 @@ class FullLayout:
 
     def hidden_places(self) -> Tensor:
         """Return the column indices of all hidden units as a tensor of shape (n_hidden,)."""
-        return _grid(self.hidden_rows, self.hidden_columns, self.hidden_pitch).flatten()
+        return _places(self.hidden_rows, self.hidden_columns, self.hidden_pitch)
 
 
-def _grid(rows: int, columns: int, pitch: int) -> Tensor:
-    return torch.arange(rows)[:, None] * pitch + torch.arange(columns)
+def _places(rows: int, columns: int, pitch: int) -> Tensor:
+    """Return the places of all entries of a layer as a tensor of shape (rows * columns,)."""
+    row = torch.arange(rows)[:, None]
+    column = torch.arange(columns)
+    return torch.where(column < pitch, row * pitch + column, rows * pitch + row).flatten()
 
 
 def padded(size: int, tile: int = TILE) -> int:
     """Round a size up to a multiple of the tile size."""
     return -(-size // tile) * tile
-
-
-def even(size: int) -> int:
-    """Round a size up to an even number."""
-    return size + size % 2
 
 
 def factor_rank(link: Coupling) -> int:
@@ -206,7 +201,7 @@ def factor_rank(link: Coupling) -> int:
 
 
 class FullPacking:
-    """Converter between the parameters and momenta in a state and the flat form.
+    """Converter between the flat form and the parameters and momenta of a training state.
 
     The layout may have a higher rank than the machine. The extra terms are zero and remain zero.
     """

@@ -57,7 +57,7 @@ class FullMatrixBackend(KernelBackend):
     """Backend that computes epochs with batched full-matrix products.
 
     The precision of matrix products is "fp16", "tf32", "tf32x3" or "ieee", as in `PerProgramBackend`. The default is
-    "tf32" if any layer is Gaussian. Otherwise, all states are at most 1, and the default is "fp16".
+    "tf32" if any layer is Gaussian. Otherwise, it is "fp16", because all states are at most 1.
     """
 
     updates_per_graph = 50
@@ -317,7 +317,12 @@ class FullMatrixBackend(KernelBackend):
 
     def _hidden_sizes(self) -> dict[str, int]:
         layout = self.layout
-        return {"UNITS": layout.units, "L": layout.hidden_columns, "HIDDEN_PITCH": layout.hidden_pitch}
+        return {
+            "UNITS": layout.n_hidden,
+            "K": layout.hidden_rows,
+            "L": layout.hidden_columns,
+            "HIDDEN_PITCH": layout.hidden_pitch,
+        }
 
     def _launch_up(
         self,
@@ -354,7 +359,7 @@ class FullMatrixBackend(KernelBackend):
             DRAW_DATA=not chains and drawn, DRAW_CHAINS=drawn, SUMMED=self.signature.centered and summed,
             COMPARE=compare, TEMPERATURES=self.run.temperatures if chains and not coldest else 1, STEPS=self.run.steps,
             GAUSSIAN=self.signature.hidden_gaussian, SAMPLE_ROWS=states.draws.shape[1],
-            PRECISION=self.signature.dot_precision, BM=BM, BN=BN, **self._hidden_sizes(), **sizes,
+            PRECISION=self.signature.dot_precision, UNITS=self.layout.n_hidden, BM=BM, BN=BN, **sizes,
             **self._launch.product_options,
         )  # fmt: skip
 
@@ -414,7 +419,7 @@ class FullMatrixBackend(KernelBackend):
                 self._launch_contraction(batch, layer)
 
     def _launch_variances(self, batch: int, n_valid: int) -> None:
-        """Launch the kernel that computes the gradients for learned variances and performs their step."""
+        """Launch the kernel that computes the gradients for learned variances and updates the variances."""
         from mvrbm.backends.cuda.full_kernels import GATHERED
         from mvrbm.backends.cuda.full_variances import vary
 
@@ -484,7 +489,7 @@ class FullMatrixBackend(KernelBackend):
         compensate[(layout.hidden // TILE, layout.visible // TILE, self.run.models)](
             self._parameters.params[new], self._weight_of(batch), self._weight_of(batch + 1),
             self._offsets.hidden[new], self._offsets.center, HIDDEN=layout.hidden, VISIBLE=layout.visible,
-            UNITS=layout.units, STRIDE=self._parameters.stride, VISIBLE_BIAS=layout.visible_bias,
+            UNITS=layout.n_hidden, STRIDE=self._parameters.stride, VISIBLE_BIAS=layout.visible_bias,
             FOLLOWS=self.signature.follows, BM=TILE, BN=TILE, **self._launch.options,
         )  # fmt: skip
 
@@ -542,5 +547,5 @@ def too_large_reason(layout: FullLayout, source: Source, device: torch.device) -
     masked = bool(source.with_masks[1]) or source.nan_is_missing  # masks take one byte per entry
     size = (4 + masked) * layout.visible * int(source.n_samples or 0)
     if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[1]:
-        return f"its data, {size / 1e9:.1f} GB as operands, would take a quarter of the device's memory"
+        return f"its data, {size / 1e9:.1f} GB as operands, would take more than a quarter of the device's memory"
     return None

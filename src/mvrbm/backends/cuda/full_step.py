@@ -24,6 +24,7 @@ from mvrbm.backends.cuda.full_kernels import (
     ROWS,
     WIDTH,
     copy_batch,
+    place_at,
 )
 from mvrbm.backends.cuda.overlap import after_previous, fresh, wait
 from mvrbm.backends.cuda.step_kernels import factor_at, keep_norm, keep_step, power_of, rates_of, stepped
@@ -126,8 +127,8 @@ def build(
                     keep_step(new_weights, new_momenta, cleared, u_at, in_u & (own % ACROSS == 0), U, of_u)
                     keep_step(new_weights, new_momenta, cleared, v_at, in_v & (own < ACROSS), V, of_v)
                 W = tl.dot(U, V, input_precision=PRECISION)
-                column = (a % I * LAYERS[m][PITCH])[:, None] + (b % J)[None, :]
-                at = column + (a // I * (HIDDEN_PITCH * VISIBLE))[:, None] + (b // J * VISIBLE)[None, :]
+                column = place_at((a % I)[:, None], (b % J)[None, :], I, J, LAYERS[m][PITCH])
+                at = column + place_at((a // I)[:, None], (b // J)[None, :], K, L, HIDDEN_PITCH) * VISIBLE
                 inside = (a < KI)[:, None] & (b < LJ)[None, :]
             else:
                 ACROSS: tl.constexpr = (I * J + BN - 1) // BN
@@ -141,8 +142,8 @@ def build(
                 )  # fmt: skip
                 if STEP:
                     keep_step(new_weights, new_momenta, cleared, w_at, inside, W, of_w)
-                column = (b // J * LAYERS[m][PITCH] + b % J)[None, :]
-                at = ((a // L * HIDDEN_PITCH + a % L) * VISIBLE)[:, None] + column
+                column = place_at(b // J, b % J, I, J, LAYERS[m][PITCH])[None, :]
+                at = (place_at(a // L, a % L, K, L, HIDDEN_PITCH) * VISIBLE)[:, None] + column
             if LAYERS[m][LEARNS] > 0:
                 W *= fresh(ratios + model * VISIBLE + LAYERS[m][FIRST] + column, inside)
             if weight.dtype.element_ty == tl.float16:
@@ -178,7 +179,7 @@ def _after_step(
     weights, momenta, gradient, multiplier, at, inside, gains, power, rate, keep, decay, STEP: tl.constexpr,
     NORMALIZED: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """Return the parameters and momenta, after a step if `STEP` is set.
+    """Return the parameters and momenta. If `STEP` is set, perform a step first.
 
     The step divides the gradient by its gain.
     """

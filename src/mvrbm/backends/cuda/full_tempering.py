@@ -98,8 +98,8 @@ class Tempering:
     ) -> None:
         """Launch the exchange after a Gibbs step.
 
-        `draw` is the draw number that the exchange would have as the first exchange of an update. The kernel adds the
-        number of earlier exchanges.
+        `draw` is the draw number of the exchange, not counting earlier exchanges in the same update. The kernel adds
+        the number of these exchanges.
         """
         from mvrbm.backends.cuda.full_exchange import exchange
 

@@ -26,8 +26,8 @@ from mvrbm.backends.cuda.full_kernels import (
     RANK,
     ROWS,
     WIDTH,
+    line_and_column,
     matrix_at,
-    unit_exists,
 )
 from mvrbm.backends.cuda.overlap import after_previous, fresh
 from mvrbm.backends.cuda.step_kernels import keep_step, rates_of
@@ -38,7 +38,7 @@ def vary(
     weights, momenta, gradient, new_weights, new_momenta, cleared, weight, states, center, start, ratios, squares,
     rates, clock, batch, n_valid, N: tl.constexpr, CHAINS: tl.constexpr, PERSISTENT: tl.constexpr,
     ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr,
-    L: tl.constexpr, HIDDEN_PITCH: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr,
+    K: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr,
     VARIANCES: tl.constexpr, LAYERS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Update the log-variances and compute the new ratios and each column's contribution to the power."""
@@ -55,15 +55,15 @@ def vary(
         learns = (LAYERS[m][LEARNS] > 0) & (program * GATHERED >= LAYERS[m][FIRST])
         if learns & (program * GATHERED < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
             own = columns - LAYERS[m][FIRST]
-            i, j = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
+            i, j = line_and_column(own, LAYERS[m][ROWS], LAYERS[m][COLUMNS], LAYERS[m][PITCH])
             real = (i < LAYERS[m][ROWS]) & (j < LAYERS[m][COLUMNS])
             ratio = fresh(ratios + model * VISIBLE + columns, True)
             mu = tl.load(center + model * VISIBLE + columns)
             product = tl.zeros([GATHERED], tl.float32)
             for u in range(0, UNITS, BLOCK):
                 units = u + tl.arange(0, BLOCK)
-                inside = unit_exists(units, UNITS, L, HIDDEN_PITCH)[:, None] & real[None, :]
-                at = matrix_at(units, i, j, LAYERS[m][RANK], LAYERS[m][ROWS], LAYERS[m][COLUMNS], L, HIDDEN_PITCH)
+                inside = (units < UNITS)[:, None] & real[None, :]
+                at = matrix_at(units, i, j, LAYERS[m][RANK], LAYERS[m][ROWS], LAYERS[m][COLUMNS], K, L, HIDDEN_PITCH)
                 G = fresh(
                     gradient + first + LAYERS[m][FULL] + at, inside
                 )  # gradient for W: the gradient for W q, times q

@@ -1,4 +1,4 @@
-"""An update step that takes two kernel launches, for the CUDA graphs in :mod:`mvrbm.backends.graph`.
+"""An update step in two kernel launches, for use in the CUDA graphs of :mod:`mvrbm.backends.graph`.
 
 PyTorch requires about thirty launches for the same step, which computes the learning rates, applies momentum and weight
 decay, checks that all parameters are finite, and restores the parameters if they are not. The update rule is in
@@ -24,7 +24,7 @@ _BLOCK = 1024
 
 @triton.jit(do_not_specialize=["weight"])
 def _propose(
-    params, momenta, gradients, proposed, n_not_finite, failed, rates, clock, weight, SIZES: tl.constexpr,
+    parameters, momenta, gradients, proposed, n_not_finite, failed, rates, clock, weight, SIZES: tl.constexpr,
     FIRST_BLOCKS: tl.constexpr, FACTORS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Update the momenta, write the new parameters to `proposed`, and count non-finite entries.
@@ -41,7 +41,7 @@ def _propose(
             if (program >= FIRST_BLOCKS[m]) & (program < FIRST_BLOCKS[m + 1]):
                 at = (program - FIRST_BLOCKS[m]) * BLOCK + within
                 inside = at < SIZES[m]
-                value = tl.load(params[m] + at, mask=inside, other=0.0)
+                value = tl.load(parameters[m] + at, mask=inside, other=0.0)
                 momentum = tl.load(momenta[m] + at, mask=inside, other=0.0)
                 gradient = tl.load(gradients[m] + at, mask=inside, other=0.0) * weight
                 if FACTORS[m]:
@@ -57,7 +57,14 @@ def _propose(
 
 @triton.jit
 def _accept(
-    params, proposed, n_not_finite, failed, clock, SIZES: tl.constexpr, FIRST_BLOCKS: tl.constexpr, BLOCK: tl.constexpr
+    parameters,
+    proposed,
+    n_not_finite,
+    failed,
+    clock,
+    SIZES: tl.constexpr,
+    FIRST_BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Accept the proposed parameters and increment the update number, or set `failed` if any entry is not finite."""
     program = tl.program_id(0)
@@ -70,7 +77,7 @@ def _accept(
             if (program >= FIRST_BLOCKS[m]) & (program < FIRST_BLOCKS[m + 1]):
                 at = (program - FIRST_BLOCKS[m]) * BLOCK + within
                 value = tl.load(proposed + program * BLOCK + within)
-                tl.store(params[m] + at, value, mask=at < SIZES[m])
+                tl.store(parameters[m] + at, value, mask=at < SIZES[m])
         if program == 0:
             tl.store(clock, tl.load(clock) + 1)
     elif program == 0:

@@ -1,7 +1,7 @@
 """GPU backend for small matrices, with one program per sample and one or two launches per update.
 
-It supports a single visible layer of matrices with at most 64 rows and columns and a coupling of rank 1 to 8. A label
-layer is optional. Several machines with the same shapes can be trained together. The kernels are in
+It supports a single visible layer of matrices with at most 64 rows and columns. The rank of the coupling can be 1 to 8.
+A label layer is optional. Several machines with the same shapes can be trained together. The kernels are in
 `per_sample_kernels`.
 """
 
@@ -168,7 +168,7 @@ class PerSampleBackend(PerProgramBackend):
         )  # fmt: skip
 
     def _constants(self) -> dict[str, Any]:
-        """Return the compile-time arguments common to both kernels."""
+        """Return the compile-time arguments common to `small_step` and `stacked_step`."""
         launch = self._launch
         layout = self.layout
         matrix = launch.matrix
@@ -217,7 +217,7 @@ def too_large_reason(layout: Layout, halves: bool, device: torch.device) -> str 
     factor_bytes = power_of_two(matrix.rank) * tile**2 * (2 if halves else 4)
     stacked = matrix.rank > 1 or label is not None
     if stacked and _KEPT * factor_bytes > _shared_memory(device):
-        return "its factors do not fit the shared memory of a program"
+        return "its factors do not fit into the shared memory of a program"
     return None
 
 
@@ -260,17 +260,17 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Sour
 def slower_reason(layout: Layout, rows: int, models: int, processors: int) -> str | None:
     """Return the reason why products with full matrices are faster, or None if they are not.
 
-    Each of `models` machines has `rows` samples or chains per update. The comparison is based on times measured on an
-    H200, in microseconds. With one program per sample, the time increases with the rank and with the number of programs
-    that each multiprocessor runs sequentially. With full matrices, the time increases only slightly.
+    Each of the `models` machines has `rows` samples or chains per update. The comparison is based on times measured on
+    an H200, in microseconds. With one program per sample, the time increases with the rank and with the number of
+    programs that each multiprocessor runs sequentially. With full matrices, the time increases only slightly.
     """
     matrix, _ = matrix_and_label(layout)
     if max(matrix.rows, matrix.columns, *_hidden_sizes(layout)) > 32:
         K, L = _hidden_sizes(layout)
         products = sum(layer.rank * (K * layer.area + K * L * layer.columns) for layer in layout.layers)
         entries = layout.hidden_area * layout.states
-        return "the full matrices have few more entries than products take" if entries <= 4 * products else None
+        return "full-matrix products take at most four times as many operations" if entries <= 4 * products else None
     waves = -(-rows * models // (_PROGRAMS_OF_RANKS * processors))
     by_sample = 5 + 1.6 * matrix.rank * waves
     full = 18 + 0.025 * rows * models
-    return "it takes many programs per processor" if matrix.rank > 1 and by_sample > full else None
+    return "it requires many programs per multiprocessor" if matrix.rank > 1 and by_sample > full else None

@@ -31,7 +31,7 @@ import triton.language as tl
 from mvrbm.backends.cuda.draws import draw_layer, matrix_numbers, mean
 from mvrbm.backends.cuda.overlap import after_previous, fresh
 from mvrbm.backends.cuda.step_kernels import factor_at, keep_norm, keep_step, rates_of, schatten, stepped
-from mvrbm.random.kernels import uniform_entries
+from mvrbm.random.kernels import uniform_places
 
 # Entries in `LABEL`: number of categories.
 CLASSES = tl.constexpr(0)
@@ -127,8 +127,8 @@ def small_step(
         x0 = load_sample(
             data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN
         )
-        to_y = matrix_numbers(key, update, i, 0, ROWS, L, HIDDEN_GAUSSIAN, BK, BL)
-        to_x = matrix_numbers(key, update, i, 1, ROWS, J, VISIBLE_GAUSSIAN, BI, BJ)
+        to_y = matrix_numbers(key, update, i, 0, ROWS, K, L, HIDDEN_GAUSSIAN, BK, BL)
+        to_x = matrix_numbers(key, update, i, 1, ROWS, I, J, VISIBLE_GAUSSIAN, BI, BJ)
     after_previous(PDL)
     scale_u, scale_v = 1.0, 1.0
     if NORMALIZED:
@@ -171,12 +171,12 @@ def small_step(
                 negative = positive
             for step in range(STEPS):
                 if SAMPLES > 1 or step > 0:
-                    to_y = matrix_numbers(key, update, i, 2 * step, ROWS, L, HIDDEN_GAUSSIAN, BK, BL)
+                    to_y = matrix_numbers(key, update, i, 2 * step, ROWS, K, L, HIDDEN_GAUSSIAN, BK, BL)
                 y = draw_layer(field, to_y, HIDDEN_GAUSSIAN)
                 y_t = tl.trans(y).to(OPERAND)
                 towards = _down(y_t, u, v, size, B, PRECISION)
                 if SAMPLES > 1 or step > 0:
-                    to_x = matrix_numbers(key, update, i, 2 * step + 1, ROWS, J, VISIBLE_GAUSSIAN, BI, BJ)
+                    to_x = matrix_numbers(key, update, i, 2 * step + 1, ROWS, I, J, VISIBLE_GAUSSIAN, BI, BJ)
                 x1 = draw_layer(towards, to_x, VISIBLE_GAUSSIAN)
                 half1, field = _up(tl.trans(x1).to(OPERAND), u, v, size, C, PRECISION)
             h1 = negative * mean(field, HIDDEN_GAUSSIAN)
@@ -341,8 +341,8 @@ def stacked_step(
         )  # fmt: skip
         if PERSISTENT:
             chain, chain_label = _chain(chains, program, model, at_x, in_x, CHAINS, STATES, AT_X, LABEL)
-        to_y = matrix_numbers(key, update, program, 0, ROWS, L, HIDDEN_GAUSSIAN, BK, BL)
-        to_x = matrix_numbers(key, update, program, MATRIX_DRAW, ROWS, J, VISIBLE_GAUSSIAN, BI, BJ)
+        to_y = matrix_numbers(key, update, program, 0, ROWS, K, L, HIDDEN_GAUSSIAN, BK, BL)
+        to_x = matrix_numbers(key, update, program, MATRIX_DRAW, ROWS, I, J, VISIBLE_GAUSSIAN, BI, BJ)
     after_previous(PDL)
     if program >= PROGRAMS:
         number = program - PROGRAMS
@@ -405,16 +405,16 @@ def stacked_step(
         for step in range(STEPS):
             draw = DRAWS * step
             if SAMPLES > 1 or step > 0:
-                to_y = matrix_numbers(key, update, i, draw, ROWS, L, HIDDEN_GAUSSIAN, BK, BL)
+                to_y = matrix_numbers(key, update, i, draw, ROWS, K, L, HIDDEN_GAUSSIAN, BK, BL)
             y = draw_layer(field, to_y, HIDDEN_GAUSSIAN)
             field = C
             if LABELED:
-                number = uniform_entries(key, i, 0, 0, update, draw + 2 - LABEL[FIRST], 1)
+                number = uniform_places(key, i, 0, update, draw + 2 - LABEL[FIRST])
                 label = _draw_label(y, weights, at_y, in_y, number, LABEL)
                 field += _of_label(weights, label, at_y, in_y, LABEL)
             towards = _down_stacked(y.to(OPERAND), u, v, size, B, R, BJ, BK, PRECISION)
             if SAMPLES > 1 or step > 0:
-                to_x = matrix_numbers(key, update, i, draw + MATRIX_DRAW, ROWS, J, VISIBLE_GAUSSIAN, BI, BJ)
+                to_x = matrix_numbers(key, update, i, draw + MATRIX_DRAW, ROWS, I, J, VISIBLE_GAUSSIAN, BI, BJ)
             x = draw_layer(towards, to_x, VISIBLE_GAUSSIAN)
             half, field = _up_stacked(x.to(OPERAND), u, v, size, field, R, BJ, BK, PRECISION)
         chain_h = negative * mean(field, HIDDEN_GAUSSIAN)

@@ -67,9 +67,10 @@ def _visible_numbers(key, row, update, draw, A: tl.constexpr, B: tl.constexpr, C
     a, _ = _visible(index // (SB * FURTHER), A)
     b, _ = _visible(index // FURTHER % SB, B)
     line = a * (B[I1] * B[I2]) + b
+    LINES: tl.constexpr = A[I1] * A[I2] * B[I1] * B[I2] * (C[I1] if C[AT2] >= 0 else 1)
     if FURTHER > 1:
         line = line * C[I1] + index % FURTHER
-    numbers = _numbers_of_lines(key, row, line, update, draw, COLUMNS, WIDTH, NORMAL)
+    numbers = _numbers_of_lines(key, row, line, update, draw, LINES, COLUMNS, WIDTH, NORMAL)
     return tl.reshape(numbers, [A[BI1] * A[BI2] * SB, FURTHER * WIDTH])
 
 
@@ -88,18 +89,21 @@ def _hidden_numbers(key, row, update, draw, A: tl.constexpr, B: tl.constexpr, C:
     l, _ = _hidden(index // (SM * FURTHER), A)
     m, _ = _hidden(index // FURTHER % SM, B)
     line = l * (B[K1] * B[K2]) + m
+    LINES: tl.constexpr = A[K1] * A[K2] * B[K1] * B[K2] * (C[K1] if C[AT2] >= 0 else 1)
     if FURTHER > 1:
         line = line * C[K1] + index % FURTHER
-    numbers = _numbers_of_lines(key, row, line, update, draw, COLUMNS, WIDTH, NORMAL)
+    numbers = _numbers_of_lines(key, row, line, update, draw, LINES, COLUMNS, WIDTH, NORMAL)
     numbers = tl.permute(tl.reshape(numbers, [SL, SM, FURTHER * WIDTH]), (2, 1, 0))
     return tl.reshape(numbers, [FURTHER * WIDTH * SM, SL])
 
 
 @triton.jit
-def _numbers_of_lines(key, row, line, update, draw, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, NORMAL: tl.constexpr):
+def _numbers_of_lines(
+    key, row, line, update, draw, LINES: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, NORMAL: tl.constexpr
+):  # fmt: skip
     if NORMAL:
-        return normal_lines(key, row, line, update, draw, COLUMNS, WIDTH)
-    return uniform_lines(key, row, line, update, draw, COLUMNS, WIDTH)
+        return normal_lines(key, row, line, update, draw, LINES, COLUMNS, WIDTH)
+    return uniform_lines(key, row, line, update, draw, LINES, COLUMNS, WIDTH)
 
 
 @triton.jit

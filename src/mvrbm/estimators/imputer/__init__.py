@@ -1,8 +1,6 @@
 """Imputation of missing entries: the estimator and its models.
 
 - `estimator`: :class:`MVRBMImputer`.
-- `table`: the numeric encoding of tables with categorical columns.
-- `dates`: the numeric encoding of date columns.
 - `masking`: masks that hide known entries, for model selection and for training the correction.
 - `factors`: the linear model (factor analysis, trained by EM).
 - `selection`: model selection for the linear model, based on held-out entries.

@@ -10,7 +10,8 @@ training of Goodfellow et al., "Multi-prediction deep Boltzmann machines", NeurI
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,8 +34,9 @@ _FIELD_SPREAD = 0.5
 _INITIAL_CORRECTION = 0.003
 # Minimum distance of bounded initial predictions from 0 and 1, where the logit is infinite.
 _MARGIN = 0.01
-# Unit types to try for the layer `filled`: Gaussian for unbounded and Bernoulli for bounded predictions.
-_FILLED = ("gaussian", "bernoulli")
+#: Unit types for the layer `filled`: Gaussian for unbounded and Bernoulli for bounded predictions.
+FILLED = ("gaussian", "bernoulli")
+FILLED_UNBOUNDED = ("gaussian",)
 # Number of updates in a trial run. The unit type with the smaller error after the trial run is selected.
 _TRIAL_UPDATES = 300
 # Minimum number of updates if the number of epochs is not given.
@@ -154,6 +156,10 @@ class CorrectionTrainer:
         Random source for the initial parameters, the masks and the order of the samples.
     report : callable
         Function that is called after each training run with a description and the error on held-out entries.
+    filled : sequence of str
+        Unit types to try for the layer `filled`.
+    note_time : callable
+        Function that is called before the long training run with its estimated time in seconds.
     """
 
     factors: Factors
@@ -168,19 +174,26 @@ class CorrectionTrainer:
     learning_rate: float
     rng: RandomSource
     report: Report
+    filled: Sequence[str] = FILLED
+    note_time: Callable[[float], None] = lambda seconds: None
 
     def train(self) -> tuple[float, Correction]:
         """Train a correction and return a tuple of its error on held-out entries and the correction.
 
-        Short trial runs determine the unit type of the layer `filled`.
+        If there are several unit types for the layer `filled`, short trial runs determine which one to use.
         """
         n = len(self.samples.x)
         n_batches = -(-n // min(self.batch_size, n))
         updates = min(max(n // 5, _FEWEST_UPDATES), _MOST_UPDATES)
         n_epochs = self.n_epochs or -(-updates // n_batches)
         trial_epochs = min(n_epochs, -(-_TRIAL_UPDATES // n_batches))
-        errors = {filled: self._train_one(filled, trial_epochs)[0] for filled in _FILLED}
-        return self._train_one(min(_FILLED, key=errors.__getitem__), n_epochs)
+        chosen = self.filled[0]
+        if len(self.filled) > 1:
+            began = time.perf_counter()
+            errors = {filled: self._train_one(filled, trial_epochs)[0] for filled in self.filled}
+            chosen = min(self.filled, key=errors.__getitem__)
+            self.note_time(n_epochs * (time.perf_counter() - began) / (trial_epochs * len(self.filled)))
+        return self._train_one(chosen, n_epochs)
 
     def linear_error(self) -> float:
         """Return the error of the linear model on held-out entries."""

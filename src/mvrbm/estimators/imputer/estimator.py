@@ -19,19 +19,20 @@ from torch import Tensor
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
 from mvrbm.estimators.batches import Array
-from mvrbm.estimators.imputer.correction import Correction, CorrectionTrainer
+from mvrbm.estimators.imputer.correction import FILLED, FILLED_UNBOUNDED, Correction, CorrectionTrainer
 from mvrbm.estimators.imputer.factors import Factors
 from mvrbm.estimators.imputer.masking import Samples, hold_out
 from mvrbm.estimators.imputer.predictor import Predictor
 from mvrbm.estimators.imputer.scaling import Scaling, data_range
 from mvrbm.estimators.imputer.selection import choose_factors, entry_weights, fit_to_shown
-from mvrbm.estimators.imputer.table import TableEncoding
 from mvrbm.estimators.inputs import dtype_for, without_wrapper
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names
+from mvrbm.estimators.table_encoding import TableEncoding
 from mvrbm.estimators.undo import undo_on_error
 from mvrbm.io.shards import Rows
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.progress import remaining_time
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_machines, register, write_machines
 from mvrbm.units.base import LARGEST_PARAMETER
@@ -69,7 +70,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     missing entries linearly from the known entries. A correction, which consists of two more machines with rectified or
     binary hidden units, learns to improve these predictions. The imputer holds out some of the known entries, in the
     same patterns as the missing entries, and selects the settings that predict them best: the number of factors,
-    whether to use the correction, and whether to limit its predictions to the range of the data.
+    whether to use the correction, and whether the correction itself limits its predictions to the range of the data.
 
     Parameters
     ----------
@@ -99,9 +100,17 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         Number of samples per update when training the correction.
     learning_rate : float, default=0.001
         Initial learning rate for training the correction.
+    clip : bool, default=True
+        Whether to limit filled-in values and draws to the range of the training data: the range of each column for 2-D
+        data, or the range of all entries for data with more axes. This reduces the error on data with natural limits,
+        such as images and counts, and has almost no effect on means in most other tables. Use False for unbounded
+        columns if new samples may lie outside the range, or if the tails of draws matter.
     keep_empty_features : bool, default=False
         Whether to keep columns of 2-D data that have no known entries and fill them with 0. If False, `transform` drops
         these columns. For data with more than two axes, all entries are kept.
+    dayfirst : bool, optional
+        Whether dates such as 05/03/2021 start with the day (True) or the month (False), if both are possible for all
+        dates in a column. By default, they are read month first, with a warning.
     random_state : int, RandomState or None, default=None
         Seed or generator for random numbers. Pass an int for reproducible results.
     device : str or torch.device, default="auto"
@@ -142,7 +151,9 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     n_epochs: int | None = None
     batch_size: int = 200
     learning_rate: float = 0.001
+    clip: bool = True
     keep_empty_features: bool = False
+    dayfirst: bool | None = None
     random_state: Any = None
     device: str | torch.device = "auto"
     verbose: int = 0
@@ -234,6 +245,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             learning_rate=self.learning_rate,
             rng=rng,
             report=self._report,
+            filled=FILLED if self.clip else FILLED_UNBOUNDED,
+            note_time=self._note_time,
         )
         error, correction = trainer.train()
         return correction if self.correction != "auto" or error < trainer.linear_error() else None
@@ -248,6 +261,11 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         """Record the error of a model in `errors_` and print it if `verbose` is nonzero."""
         self.errors_[tried] = error
         self._print(f"{tried}: error on held-out entries is {error:.4g} standard deviations")
+
+    def _note_time(self, seconds: float) -> None:
+        """Print the estimated time for training the correction if it is long."""
+        if left := remaining_time(seconds):
+            self._print(f"training the correction{left}")
 
     def _print(self, text: str) -> None:
         if self.verbose:
@@ -292,12 +310,13 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         """Return the standard deviation of each missing entry given the known entries. For known entries, return 0.
 
         The result has the shape of the output of :meth:`transform`, except that each categorical column is replaced
-        with one column per category.
+        with one column per category. Missing entries of columns that are not part of the model are NaN.
         """
         check_is_fitted(self)
         rows = self._read(X, reset=False)
         deviations = self._calibration * self._map_samples(rows, self._predictor.deviation)
-        return torch.where(torch.isnan(rows), deviations, 0.0).numpy().reshape(len(rows), *self._shape_out)
+        found = torch.where(torch.isnan(rows), deviations, 0.0).numpy().reshape(len(rows), *self._shape_out)
+        return self._encoding.with_copied(found, X)
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
         """Return the column names of the output of :meth:`transform`."""
@@ -323,7 +342,9 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     def _filled(self, X: Any, fill: Callable[[Tensor, Tensor], Tensor]) -> Any:
         """Replace missing entries with the predictions of `fill`, a function of samples and masks of known entries."""
         rows = self._read(X, reset=False)
-        values = self._predictor.scaling.clamp(self._map_samples(rows, fill))
+        values = self._map_samples(rows, fill)
+        if self.clip:
+            values = self._predictor.scaling.clamp(values)
         return self._encoding.decode(torch.where(torch.isnan(rows), values, rows).numpy(), X, self._shape_out)
 
     @torch.no_grad()
@@ -344,7 +365,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         X = without_wrapper(X)
         X = np.asarray(X) if isinstance(X, Rows) else X
         if reset:
-            self._encoding = TableEncoding.of(X, self.categorical_features)
+            self._encoding = TableEncoding.of(X, self.categorical_features, self.dayfirst)
         elif self._encoding.is_mixed:
             validate_data(self, X, reset=False, skip_check_array=True)  # validates the order of the columns
         X, shape = self._encoding.to_numbers(X)

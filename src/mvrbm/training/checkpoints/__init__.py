@@ -2,11 +2,11 @@
 
 `runs` saves and restores training with a :class:`~mvrbm.training.Trainer`. `descents` saves and restores gradient
 descent with backpropagation (:mod:`mvrbm.training.backprop`). `checks` validates the contents of both kinds of
-checkpoints. `folders` finds and removes the checkpoints of earlier training runs.
+checkpoints. `folders` finds and replaces the checkpoints of earlier training runs.
 """
 
 from mvrbm.training.checkpoints.descents import DescentCheckpoint, digest_of
-from mvrbm.training.checkpoints.folders import remove_checkpoints, stored_checkpoints
+from mvrbm.training.checkpoints.folders import replace_checkpoints, stored_checkpoints
 from mvrbm.training.checkpoints.runs import RunDescription, StoredRun, newest, read, read_settings, save
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "newest",
     "read",
     "read_settings",
-    "remove_checkpoints",
+    "replace_checkpoints",
     "save",
     "stored_checkpoints",
 ]

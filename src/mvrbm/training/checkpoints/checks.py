@@ -12,7 +12,7 @@ from torch import Tensor
 from mvrbm.errors import StorageError
 from mvrbm.validation import whole_number
 
-#: Exceptions that corrupted or unexpected values may cause while a checkpoint is read.
+#: Exceptions that may occur when a checkpoint contains corrupted or unexpected values.
 VALUE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, OverflowError)
 
 # Groups of types that are interchangeable, because JSON does not distinguish them or because a setting may have any of

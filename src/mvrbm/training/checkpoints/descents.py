@@ -77,7 +77,7 @@ class DescentCheckpoint:
 
     @contextlib.contextmanager
     def damage_as_storage_error(self) -> Iterator[None]:
-        """Inside the context, convert errors caused by corrupted values to StorageError."""
+        """Context manager that converts errors caused by corrupted values to StorageError."""
         try:
             yield
         except StorageError:

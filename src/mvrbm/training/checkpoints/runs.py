@@ -130,7 +130,7 @@ def all_in(home: Path) -> list[Path]:
 
 
 def save(state: TrainState, run: RunDescription, folder: str | os.PathLike[str], keep: int) -> Path:
-    """Write a checkpoint to a checkpoint folder and return its path.
+    """Write a checkpoint to a checkpoint folder and return its path. A checkpoint after the same update is replaced.
 
     All but the `keep` most recent checkpoints are deleted. All processes must call this function together, but only the
     main process writes files.
@@ -151,8 +151,6 @@ def _write(
     try:
         home.mkdir(parents=True, exist_ok=True)
         remove_leftovers(home, _STAGING)
-        if target.exists():
-            return
         staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=home))
         try:
             with lock(staging):
@@ -160,16 +158,22 @@ def _write(
                 saving.write_tensors(tensors, staging / _TENSORS)
                 (staging / _PLAIN).write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
                 finish_folder(staging)
+                if target.exists():
+                    _remove(target)
                 staging.rename(target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         for old in all_in(home)[:-keep]:
-            # Rename the folder before deleting it, so that every folder named `update-*` is complete at all times.
-            doomed = old.rename(home / f"{_STAGING}{old.name}")
-            shutil.rmtree(doomed, ignore_errors=True)
+            _remove(old)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StorageError(f"checkpoint {target} cannot be written: {reason}") from error
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint. It is renamed first, so that every folder named `update-*` is complete at all times."""
+    doomed = checkpoint.rename(checkpoint.parent / f"{_STAGING}{checkpoint.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _tensors_of(state: TrainState, run: RunDescription) -> dict[str, Tensor]:

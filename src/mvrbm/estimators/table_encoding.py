@@ -12,8 +12,8 @@ import numpy as np
 
 from mvrbm.errors import StorageError
 from mvrbm.estimators.batches import Array
-from mvrbm.estimators.imputer.dates import date_format, days_of, fill_dates
-from mvrbm.estimators.inputs import as_array
+from mvrbm.estimators.dates import date_formats, days_of, fill_dates
+from mvrbm.estimators.inputs import as_array, is_number_type
 from mvrbm.estimators.labels import classes_from, describe_classes
 
 # A text column with more categories than this, and with more categories than half of its known entries, is copied.
@@ -32,7 +32,7 @@ class TableEncoding:
     categories : dict of int to array
         Sorted categories of each categorical column, keyed by column index.
     dates : dict of int to str
-        Format of each date column, keyed by column index. See :mod:`mvrbm.estimators.imputer.dates`.
+        Format of each date column, keyed by column index. See :mod:`mvrbm.estimators.dates`.
     copied : list of int
         Indices of the columns that are not part of the model and are copied unchanged.
     kept : boolean array
@@ -46,17 +46,22 @@ class TableEncoding:
     kept: Array = field(default_factory=lambda: np.ones(0, dtype=bool))
 
     @classmethod
-    def of(cls, X: Any, categorical: Any) -> TableEncoding:
+    def of(cls, X: Any, categorical: Any, dayfirst: bool | None = None) -> TableEncoding:
         """Create an encoding for a table by finding its categorical columns and their categories.
 
-        `categorical` is the value of the imputer's parameter `categorical_features`.
+        `categorical` and `dayfirst` are the values of the imputer's parameters `categorical_features` and `dayfirst`.
         """
+        if dayfirst not in (None, True, False):
+            raise ValueError(f"dayfirst must be True, False or None, got {dayfirst!r}")
         found = cls()
+        ambiguous = []
         for column in _categorical_columns(X, categorical).tolist():
             # Only columns that were found by their dtype can turn out not to be categorical.
             automatic = isinstance(categorical, str) and getattr(X.dtypes.iloc[column], "name", "") != "category"
-            if automatic and (date := date_format(X.iloc[:, column])) is not None:
-                found.dates[column] = date
+            if automatic and (formats := date_formats(X.iloc[:, column])):
+                found.dates[column] = formats[-1 if dayfirst else 0]
+                if len(formats) > 1 and dayfirst is None:
+                    ambiguous.append(str(X.columns[column]))
                 continue
             values, known = _known_values(X, column)
             categories = np.unique(values)
@@ -64,6 +69,12 @@ class TableEncoding:
                 found.copied.append(column)
             else:
                 found.categories[column] = categories
+        if ambiguous:
+            warnings.warn(
+                f"dates in columns {ambiguous} are read month first, but could also be read day first; pass "
+                "dayfirst=True or dayfirst=False",
+                stacklevel=4,
+            )
         if found.copied:
             names = [str(X.columns[column]) for column in found.copied]
             warnings.warn(
@@ -185,6 +196,15 @@ class TableEncoding:
             table[:, place] = values
         return table
 
+    def with_copied(self, rows: Array, like: Any) -> Array:
+        """Insert a column for each copied column into encoded rows: 0 for known entries and NaN for missing ones."""
+        if not self.copied:
+            return rows
+        starts = np.cumsum([0, *self.widths])
+        places = [int(starts[self.kept[:column].sum()]) for column in self.copied]
+        columns = [np.where(_known_values(like, column)[1], 0.0, np.nan) for column in self.copied]
+        return np.insert(rows, places, np.column_stack(columns), axis=1)
+
     def describe(self) -> dict[str, Any]:
         """Return a JSON-serializable description of the encoding."""
         categories = {str(column): describe_classes(values) for column, values in self.categories.items()}
@@ -235,7 +255,7 @@ def _categorical_columns(X: Any, categorical: Any) -> Array:
             )
         if not _is_frame(X):
             return none
-        return np.flatnonzero([getattr(dtype, "kind", "O") not in "iuf" for dtype in X.dtypes])
+        return np.flatnonzero([not is_number_type(dtype) for dtype in X.dtypes])
     given = np.asarray(categorical)
     if given.dtype.kind in "OU":
         return _columns_by_name(X, given)

@@ -13,19 +13,24 @@ from mvrbm.extras import require
 NATIVE = ""
 
 
-def date_format(column: Any) -> str | None:
-    """Return the format shared by all dates in a data frame column, or None if the column contains other values."""
+def date_formats(column: Any) -> list[str]:
+    """Return the formats shared by all dates in a data frame column. For other columns, return an empty list.
+
+    There are two formats if the dates can be read month first and day first, in this order.
+    """
     if getattr(column.dtype, "kind", "O") == "M":
-        return NATIVE
+        return [NATIVE]
     known = column.dropna()
     if not len(known) or not all(isinstance(value, str) for value in known):
-        return None
+        return []
     pandas = _pandas()
-    for day_first in (False, True):
-        found = pandas.tseries.api.guess_datetime_format(known.iloc[0], dayfirst=day_first)
-        if found is not None and not _parsed(known, found).isna().any():
-            return str(found)
-    return None
+    found: list[str] = []
+    for dayfirst in (False, True):
+        guess = pandas.tseries.api.guess_datetime_format(known.iloc[0], dayfirst=dayfirst)
+        if guess is not None and guess not in found and not _parsed(known, guess).isna().any():
+            found.append(str(guess))
+    # Dates that start with the year continue with the month.
+    return found[:1] if found and found[0].startswith("%Y") else found
 
 
 def days_of(column: Any, date_format: str) -> Array:
