@@ -249,7 +249,10 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         total = seen.sum(0).clamp(min=torch.finfo(x.dtype).tiny)
         mean = (seen * x.nan_to_num()).sum(0) / total
         variance = (seen * (x.nan_to_num() - mean) ** 2).sum(0) / total
-        unit.initialize_from(mean, variance, len(x))
+        missing = torch.isnan(x)
+        highest = torch.where(missing, -math.inf, x).amax(0)
+        lowest = torch.where(missing, math.inf, x).amin(0)
+        unit.initialize_from(mean, torch.where(highest > lowest, variance, 0.0), len(x))  # constants without rounding
         start(unit, unit.rotate(torch.where(torch.isnan(x), mean, x)), w, rng)
         return unit
 
@@ -519,7 +522,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     def machine_(self) -> BoltzmannMachine:
         """Machine with the fitted density as its visible layer, and a hidden unit that is not connected to it."""
         hidden = Bernoulli(1).to(self._fitted().center)
-        return BoltzmannMachine(self.unit_, hidden, Dense(), std=0.0)
+        return BoltzmannMachine(self.unit_, hidden, Dense(), std=0.0).to(self.unit_.center)
 
     @property
     def _n_features_out(self) -> int:
