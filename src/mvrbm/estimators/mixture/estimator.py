@@ -45,9 +45,8 @@ _SETTLED_EPOCHS = 5
 # Largest number of samples to train on without batches, and the batch size for more samples.
 _MOST_AT_ONCE = 4000
 _BATCH_SIZE = 500
-# Learning rate of Adam, and the share of the updates at the end over which it falls to zero.
-_LEARNING_RATE = 0.02
-_DECLINE = 0.6
+# Initial learning rate of Adam, which falls to zero linearly.
+_LEARNING_RATE = 0.04
 # Largest share and number of samples that n_components="auto" holds out, and the largest number of components it tries.
 _HELD_OUT = 0.2
 _MOST_HELD_OUT = 20_000
@@ -278,13 +277,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
                 rotated = missing.redraw()
                 fitting.forget()  # the likelihoods of different draws cannot be compared
             if n > batch_size and epoch < (batches := epochs - min(_FULL_EPOCHS, epochs - 1)):
-                done = epoch / batches
-
-                def rate(share: float, done: float = done, batches: int = batches) -> float:
-                    left = 1 - done - share / batches
-                    return _LEARNING_RATE * min(1.0, left / _DECLINE)
-
-                fitting.epoch_of_batches(rotated, rate, lambda: stop.error is not None)
+                rates = (_LEARNING_RATE * (1 - (epoch + end) / batches) for end in (0, 1))
+                fitting.epoch_of_batches(rotated, *rates, lambda: stop.error is not None)
             else:
                 fitting.full_epoch(
                     rotated, update=epoch < last or missing is not None, may_revive=epoch < _SETTLED_EPOCHS
