@@ -46,7 +46,7 @@ _SETTLED_EPOCHS = 5
 _MOST_AT_ONCE = 4000
 _BATCH_SIZE = 500
 # Initial learning rate of Adam, which falls to zero linearly.
-_LEARNING_RATE = 0.04
+_LEARNING_RATE = 0.03
 # Largest share and number of samples that n_components="auto" holds out, and the largest number of components it tries.
 _HELD_OUT = 0.2
 _MOST_HELD_OUT = 20_000
@@ -277,8 +277,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
                 rotated = missing.redraw()
                 fitting.forget()  # the likelihoods of different draws cannot be compared
             if n > batch_size and epoch < (batches := epochs - min(_FULL_EPOCHS, epochs - 1)):
-                rates = (_LEARNING_RATE * (1 - (epoch + end) / batches) for end in (0, 1))
-                fitting.epoch_of_batches(rotated, *rates, lambda: stop.error is not None)
+                rate, step = _LEARNING_RATE * (1 - epoch / batches), _LEARNING_RATE / batches
+                fitting.epoch_of_batches(rotated, rate, rate - step, lambda: stop.error is not None)
             else:
                 fitting.full_epoch(
                     rotated, update=epoch < last or missing is not None, may_revive=epoch < _SETTLED_EPOCHS
