@@ -94,9 +94,11 @@ def batches(
             tensor = unit.from_data(_as_tensor(layers[name][rows], copy=copy))
             if known is not None and name in known:
                 mask = known[name][rows].to(tensor.device)
-                if unit.entry_modes and not bool((mask == mask[..., :1]).all()):
+                of_sites = mask.flatten(-unit.entry_modes) if unit.entry_modes else mask[..., None]
+                if not bool((of_sites == of_sites[..., :1]).all()):
+                    site = "one-hot row" if unit.entry_modes == 1 else "sample"
                     raise ValueError(
-                        f"the mask of layer '{name}' must mark each one-hot row as entirely known or entirely unknown"
+                        f"the mask of layer '{name}' must mark each {site} as entirely known or entirely unknown"
                     )
                 tensor = torch.where(mask, tensor, unit.some_state)
             if check:

@@ -143,7 +143,7 @@ def test_batches_reach_the_likelihood_of_full_epochs():
     unit, u, weights = started("level, shared")
     fitting = Fitting(unit, weights, 100, Prior.of(unit, u, weights, 0.0), RandomSource(0))
     for epoch in range(40):
-        fitting.epoch_of_batches(u, lambda share, epoch=epoch: 0.03 * (1 - epoch / 40), lambda: False)
+        fitting.epoch_of_batches(u, 0.03 * (1 - epoch / 40), 0.03 * (1 - (epoch + 1) / 40))
     assert log_likelihood(unit, u, weights) > full - 0.3
 
 

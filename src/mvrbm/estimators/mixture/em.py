@@ -563,11 +563,11 @@ class Fitting:
         self._block = 0
 
     def epoch_of_batches(
-        self, rotated: Tensor, rate: Callable[[float], float], should_stop: Callable[[], bool]
+        self, rotated: Tensor, rate: float, last_rate: float, should_stop: Callable[[], bool] = lambda: False
     ) -> None:
         """Update the parameters after each batch by a gradient step of Adam.
 
-        ``rate(share)`` is the learning rate when this share of the epoch is completed.
+        The learning rate changes linearly from `rate` to `last_rate`.
         """
         n, total = len(rotated), 0.0
         for number, rows in enumerate(self.rng.permutation(n, rotated.device).split(self.batch_size)):
@@ -577,7 +577,9 @@ class Fitting:
             found = expectation(self.unit, rotated[rows], self.weights[rows] / part, exact=False)
             total += float(part * found.log_likelihood)
             self.n_updates += 1
-            self._ascend(gradient(self.unit, found, self.prior), rate(number * self.batch_size / n))
+            self._ascend(
+                gradient(self.unit, found, self.prior), rate + (last_rate - rate) * number * self.batch_size / n
+            )
         self.history.append(total)
 
     def _ascend(self, gradients: dict[str, Tensor], rate: float) -> None:

@@ -45,9 +45,8 @@ _SETTLED_EPOCHS = 5
 # Largest number of samples to train on without batches, and the batch size for more samples.
 _MOST_AT_ONCE = 4000
 _BATCH_SIZE = 500
-# Learning rate of Adam, and the share of the updates at the end over which it falls to zero.
-_LEARNING_RATE = 0.02
-_DECLINE = 0.6
+# Initial learning rate of Adam, which falls to zero linearly.
+_LEARNING_RATE = 0.03
 # Largest share and number of samples that n_components="auto" holds out, and the largest number of components it tries.
 _HELD_OUT = 0.2
 _MOST_HELD_OUT = 20_000
@@ -249,7 +248,10 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         total = seen.sum(0).clamp(min=torch.finfo(x.dtype).tiny)
         mean = (seen * x.nan_to_num()).sum(0) / total
         variance = (seen * (x.nan_to_num() - mean) ** 2).sum(0) / total
-        unit.initialize_from(mean, variance, len(x))
+        missing = torch.isnan(x)
+        highest = torch.where(missing, -math.inf, x).amax(0)
+        lowest = torch.where(missing, math.inf, x).amin(0)
+        unit.initialize_from(mean, torch.where(highest > lowest, variance, 0.0), len(x))  # constants without rounding
         start(unit, unit.rotate(torch.where(torch.isnan(x), mean, x)), w, rng)
         return unit
 
@@ -275,13 +277,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
                 rotated = missing.redraw()
                 fitting.forget()  # the likelihoods of different draws cannot be compared
             if n > batch_size and epoch < (batches := epochs - min(_FULL_EPOCHS, epochs - 1)):
-                done = epoch / batches
-
-                def rate(share: float, done: float = done, batches: int = batches) -> float:
-                    left = 1 - done - share / batches
-                    return _LEARNING_RATE * min(1.0, left / _DECLINE)
-
-                fitting.epoch_of_batches(rotated, rate, lambda: stop.error is not None)
+                rate, step = _LEARNING_RATE * (1 - epoch / batches), _LEARNING_RATE / batches
+                fitting.epoch_of_batches(rotated, rate, rate - step, lambda: stop.error is not None)
             else:
                 fitting.full_epoch(
                     rotated, update=epoch < last or missing is not None, may_revive=epoch < _SETTLED_EPOCHS
@@ -519,7 +516,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     def machine_(self) -> BoltzmannMachine:
         """Machine with the fitted density as its visible layer, and a hidden unit that is not connected to it."""
         hidden = Bernoulli(1).to(self._fitted().center)
-        return BoltzmannMachine(self.unit_, hidden, Dense(), std=0.0)
+        return BoltzmannMachine(self.unit_, hidden, Dense(), std=0.0).to(self.unit_.center)
 
     @property
     def _n_features_out(self) -> int:

@@ -1,0 +1,278 @@
+"""The estimator: scores against dense mixtures of Gaussians, unknown entries against the dense formula, and files."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from mvrbm import MatrixMixture, load
+from tables import generator
+
+
+def samples(n=300, shape=(2, 3)):
+    rng = generator("mixture")
+    mixing = rng.standard_normal((2, 6, 6))
+    which = rng.integers(2, size=n)
+    x = np.einsum("nij,nj->ni", mixing[which], rng.laplace(size=(n, 6))) + 3 * which[:, None]
+    return x.reshape(n, *shape)
+
+
+def fitted(**options):
+    settings = {"n_components": 2, "n_contrasts": 2, "n_epochs": 30, "random_state": 0} | options
+    return MatrixMixture(**settings).fit(samples())
+
+
+def gaussians(model):
+    """Log-weights, means and covariances of the dense mixture of a model without gates."""
+    unit = model.unit_
+    own = {name: value.numpy() for name, value in unit.state_dict().items()}
+    log_pi = unit.log_weights().numpy()
+    rotation = np.kron(*(basis.numpy() for basis in unit.bases()))
+    scale = np.exp(own["log_scale"]).ravel()
+    found = []
+    for k, c in itertools.product(range(unit.n_components), range(unit.n_contrasts)):
+        whitening = np.kron(*(matrix[k].numpy() for matrix in unit.whitenings()))
+        variances = np.exp(own["log_contrast"][k, c] - own["log_precision"][k])
+        if unit.level:
+            variances = np.append(np.exp(own["level_log_variance"]), variances)
+        synthesis = scale[:, None] * (rotation.T @ np.linalg.inv(whitening))
+        offset = np.concatenate([np.zeros(int(unit.level)), own["offset"][k]])
+        mean = own["center"].ravel() + scale * (rotation.T @ offset)
+        found.append((log_pi[k, c], mean, (synthesis * variances) @ synthesis.T))
+    return found
+
+
+def given_known(model, x, known):
+    """Log-density of the known entries of one sample, and the conditional mixture of the unknown ones."""
+    logs, means, covariances = [], [], []
+    for log_weight, mean, covariance in gaussians(model):
+        inner, outer = covariance[known][:, known], covariance[~known][:, known]
+        gain = outer @ np.linalg.inv(inner)
+        logs.append(log_weight + stats.multivariate_normal.logpdf(x[known], mean[known], inner))
+        means.append(mean[~known] + gain @ (x[known] - mean[known]))
+        covariances.append(covariance[~known][:, ~known] - gain @ outer.T)
+    total = np.logaddexp.reduce(logs)
+    return total, np.exp(np.array(logs) - total), np.array(means), np.array(covariances)
+
+
+EXACT = {"gate": False}
+KNOWN = np.array([True, False, True, True, False, True])
+
+
+@pytest.mark.parametrize("level", [False, True])
+def test_scores_and_probabilities_are_those_of_the_dense_mixture(level):
+    model, x = fitted(**EXACT, level=level), samples(20)
+    joint = np.array([w + stats.multivariate_normal.logpdf(x.reshape(20, 6), m, s) for w, m, s in gaussians(model)])
+    scores = np.logaddexp.reduce(joint)
+    np.testing.assert_allclose(model.score_samples(x), scores, rtol=1e-9)
+    np.testing.assert_allclose(model.score(x), scores.mean(), rtol=1e-9)
+    share = np.exp(joint - scores).reshape(2, 2, 20).sum(1).T
+    np.testing.assert_allclose(model.predict_proba(x), share, rtol=1e-7, atol=1e-12)
+    np.testing.assert_array_equal(model.predict(x), share.argmax(1))
+    size = 2 * (2 + 2 + (6 - level) + (2 - level) ** 2 + (3 - level) ** 2 + (6 - level)) + level
+    assert model.n_parameters_ == size
+    np.testing.assert_allclose(model.bic(x), -2 * scores.sum() + size * np.log(20))
+    np.testing.assert_allclose(model.aic(x), -2 * scores.sum() + 2 * size)
+
+
+@pytest.mark.parametrize("level", [False, True])
+def test_conditional_means_and_probabilities_are_exact_without_gates(level):
+    model, x = fitted(**EXACT, level=level), samples(5)
+    x.reshape(5, 6)[1:, ~KNOWN] = np.nan
+    filled, shares = model.inpaint(x).reshape(5, 6), model.predict_proba(x)
+    for row in range(1, 5):
+        _, weights, means, _ = given_known(model, x.reshape(5, 6)[row], KNOWN)
+        np.testing.assert_allclose(filled[row, ~KNOWN], weights @ means, rtol=1e-7, atol=1e-9)
+        np.testing.assert_allclose(shares[row], weights.reshape(2, 2).sum(1), rtol=1e-6, atol=1e-10)
+    np.testing.assert_array_equal(filled[:, KNOWN], x.reshape(5, 6)[:, KNOWN])
+    np.testing.assert_array_equal(filled[0], x.reshape(5, 6)[0])
+
+
+def test_conditional_draws_have_the_moments_of_the_dense_formula():
+    """Each of 6 numbers is within 5 standard errors: this fails by chance once in 100,000 runs."""
+    model, x, n = fitted(**EXACT), samples(1), 20_000
+    mask = KNOWN.reshape(2, 3)
+    drawn = model.sample_given(np.repeat(x, n, 0), mask).reshape(n, 6)[:, ~KNOWN]
+    _, weights, means, covariances = given_known(model, x.ravel(), KNOWN)
+    second = np.einsum("m,mij->ij", weights, covariances + means[:, :, None] * means[:, None])
+    products = drawn[:, :, None] * drawn[:, None]
+    np.testing.assert_array_less(np.abs(drawn.mean(0) - weights @ means), 5 * drawn.std(0) / np.sqrt(n))
+    np.testing.assert_array_less(np.abs(products.mean(0) - second), 5 * products.std(0) / np.sqrt(n))
+
+
+def test_gibbs_sampling_with_gates_has_the_exact_conditional_mean():
+    """One unknown entry: its density on a grid is that of the joint density, which is exact."""
+    model, x = fitted(), samples(4)
+    mask = np.ones((2, 3), dtype=bool)
+    mask[0, 1] = False
+    found = model.inpaint(x, mask, steps=1000)[:, 0, 1]
+    steps = np.linspace(-60, 60, 6001)
+    for row in range(4):
+        grid = np.repeat(x[row : row + 1], len(steps), 0)
+        grid[:, 0, 1] = steps
+        density = np.exp((logs := model.score_samples(grid)) - logs.max())
+        mean, spread = np.average(steps, weights=density), 0.0
+        spread = np.sqrt(np.average((steps - mean) ** 2, weights=density))
+        assert abs(found[row] - mean) < 0.25 * spread  # 1000 correlated steps
+
+
+def test_samples_have_the_moments_of_the_mixture():
+    """Each of 6 numbers is within 5 standard errors: this fails by chance once in 100,000 runs."""
+    model, n = fitted(**EXACT), 20_000
+    x, labels = model.sample(n)
+    assert x.shape == (n, 2, 3)
+    mean = sum(np.exp(w) * m for w, m, _ in gaussians(model))
+    flat = x.reshape(n, 6)
+    np.testing.assert_array_less(np.abs(flat.mean(0) - mean), 5 * flat.std(0) / np.sqrt(n))
+    np.testing.assert_allclose(np.bincount(labels) / n, model.weights_, atol=0.02)
+    np.testing.assert_allclose(model.means_[0].ravel(), gaussians(model)[0][1])
+
+
+def test_features_are_probabilities_and_white_coefficients():
+    model, x = fitted(**EXACT, n_components=1, n_contrasts=1), samples()
+    features = model.transform(x)
+    assert features.shape == (300, 1 + 6)
+    np.testing.assert_allclose(features[:, 0], 1)
+    np.testing.assert_allclose(features[:, 1:].mean(0), 0, atol=0.05)
+    np.testing.assert_allclose(features[:, 1:].var(0), 1, rtol=0.05)  # except for the pseudo-sample
+    assert len(model.get_feature_names_out()) == 7
+
+
+def test_missing_entries_are_drawn_from_the_model_in_training():
+    x = samples(600)
+    complete = MatrixMixture(2, random_state=0, n_epochs=40, gate=False).fit(x)
+    holes = x.copy()
+    holes[generator("holes").random(x.shape) < 0.1] = np.nan
+    model = MatrixMixture(2, random_state=0, n_epochs=40, gate=False).fit(holes)
+    assert model.score(x) > complete.score(x) - 0.3
+    assert np.isfinite(model.transform(holes)).all()
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_rows_are_arrays_of_a_given_shape(gate):
+    x = samples()
+    arrays = MatrixMixture(2, gate=gate, n_epochs=5, random_state=0).fit(x)
+    rows = MatrixMixture(2, gate=gate, n_epochs=5, random_state=0, visible_shape=(2, 3)).fit(x.reshape(300, 6))
+    np.testing.assert_array_equal(arrays.score_samples(x), rows.score_samples(x.reshape(300, 6)))
+    assert rows.sample(3)[0].shape == (3, 6)
+    assert rows.inpaint(x.reshape(300, 6)).shape == (300, 6)
+
+
+def test_warm_start_continues_and_checks_the_settings():
+    x = samples()
+    model = fitted(n_epochs=4, tol=0)
+    before = model.score(x)
+    model.set_params(warm_start=True).fit(x)
+    assert len(model.history_) == 8
+    assert model.score(x) >= before
+    with pytest.raises(ValueError, match="gate is False, but the model has gate=True"):
+        model.set_params(gate=False).fit(x)
+
+
+def test_the_number_of_components_is_chosen_by_validation():
+    rng = generator("three clusters")
+    x = rng.standard_normal((400, 2)) + 12 * np.eye(3)[rng.integers(3, size=400)][:, :2]
+    model = MatrixMixture("auto", random_state=0, n_contrasts=1, gate=False).fit(x)
+    assert 2 <= model.n_components_ <= 8
+    assert model.validation_scores_[model.n_components_] == max(model.validation_scores_.values())
+    assert model.score(x) > MatrixMixture(1, random_state=0).fit(x).score(x)
+
+
+def test_saved_models_are_the_same(tmp_path):
+    model, x = fitted(level=True), samples(10)
+    model.save(tmp_path / "model")
+    again = load(tmp_path / "model", device="cpu")
+    np.testing.assert_array_equal(again.score_samples(x), model.score_samples(x))
+    assert again.get_params() | {"device": "auto"} == model.get_params() | {"device": "auto"}
+    assert (again.history_, again.n_parameters_) == (model.history_, model.n_parameters_)
+    assert again.set_params(warm_start=True, n_epochs=1).fit(samples()).n_components_ == 2
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_scale_of_the_data_does_not_matter(scale):
+    x = samples()
+    x[:, 1, 2] = 5.0  # a constant entry
+    model = MatrixMixture(2, random_state=0, n_epochs=10).fit(x)
+    scaled = MatrixMixture(2, random_state=0, n_epochs=10).fit(scale * x)
+    np.testing.assert_allclose(scaled.score_samples(scale * x) + 6 * np.log(scale), model.score_samples(x), rtol=1e-4)
+    assert np.isfinite(MatrixMixture(2, n_epochs=3).fit(np.full((30, 4), 7.0)).score(np.full((3, 4), 7.0)))
+
+
+BAD = {
+    "n_components must be a whole number": {"n_components": 0},
+    "n_contrasts must be a whole number": {"n_contrasts": 1.5},
+    "gate must be True or False": {"gate": "yes"},
+    "means must be one of": {"means": "many"},
+    "n_epochs must be a whole number": {"n_epochs": 0},
+    "batch_size must be a whole number": {"batch_size": -1},
+    "shrinkage must be at least 0": {"shrinkage": -1},
+    "tol must be at least 0": {"tol": float("nan")},
+    "visible_shape \\(4, 4\\) has 16 entries": {"visible_shape": (4, 4)},
+    "level=True requires layers": {"level": True, "visible_shape": (1,)},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_settings_are_one_line_that_names_them(message):
+    options = BAD[message]
+    x = samples().reshape(300, 6)[:, : 1 if options.get("visible_shape") == (1,) else 6]
+    with pytest.raises(ValueError, match=message) as error:
+        MatrixMixture(**options).fit(x)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_data_is_one_line():
+    model, x = fitted(), samples()
+    for bad, message in [(np.inf, "contains infinity"), (1e20, "largest supported magnitude")]:
+        broken = x.copy()
+        broken[0, 0, 0] = bad
+        with pytest.raises(ValueError, match=message):
+            MatrixMixture().fit(broken)
+    broken[0, 0, 0] = np.nan
+    with pytest.raises(ValueError, match="score_samples requires complete samples"):
+        model.score_samples(broken)
+    with pytest.raises(ValueError, match="mask must be boolean"):
+        model.inpaint(x, np.ones((2, 3)))
+    with pytest.raises(ValueError, match="mask must have the shape of X or of one sample"):
+        model.inpaint(x, np.ones(5, dtype=bool))
+    with pytest.raises(ValueError, match="at least 2 samples"):
+        MatrixMixture().fit(x[:1])
+
+
+def test_ctrl_c_keeps_the_model_trained_so_far(monkeypatch):
+    import signal
+
+    from mvrbm.estimators.mixture import em
+
+    epochs = []
+    real = em.expectation
+
+    def interrupted(*arguments, **options):
+        epochs.append(1)
+        if len(epochs) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(em, "expectation", interrupted)
+    model = MatrixMixture(2, random_state=0, n_epochs=50)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(samples())
+    assert model.interrupted_
+    assert len(model.history_) == 3
+    assert np.isfinite(model.score(samples()))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@parametrize_with_checks([MatrixMixture(), MatrixMixture(2, gate=False, n_epochs=5)])
+def test_scikit_learn_check(estimator, check):
+    check(estimator)
+
+
+def test_models_are_in_the_precision_of_the_data():
+    x = samples()
+    assert MatrixMixture(2, n_epochs=2).fit(x.astype(np.float32)).unit_.center.dtype == torch.float32
+    assert fitted().unit_.center.dtype == torch.float64
