@@ -45,7 +45,9 @@ def free_parameters(gaussians):
 
 
 print(f"{'one Gaussian':24s}{single.score(test_rows):8.1f} nats per patch,{free_parameters(single):7,d} parameters")
-print(f"{'mixture of 16 Gaussians':24s}{mixture.score(test_rows):8.1f} nats per patch,{free_parameters(mixture):7,d} parameters")
+print(
+    f"{'mixture of 16 Gaussians':24s}{mixture.score(test_rows):8.1f} nats per patch,{free_parameters(mixture):7,d} parameters"
+)
 print(f"{'MatrixMixture':24s}{model.score(test):8.1f} nats per patch,{model.n_parameters_:7,d} parameters")
 
 # %%
