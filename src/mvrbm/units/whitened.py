@@ -45,7 +45,7 @@ class WhitenedMixture(Unit):
     `c` is shared by all coefficients of the array, and the state `g` of the gate is drawn separately for each
     coefficient. The energy is :math:`-\log p(x) - \langle b, x / s\rangle`, where
 
-    .. math:: p(x) \propto \sum_{kc} \pi_{kc}\, |\det A_k| \prod_j \sum_g w_{kg}\, N(z_j;\, 0,\, \sigma_{kcg}^2 / d_{kj})
+    .. math:: p(x) \propto \sum_{kc} \pi_{kc} |\det A_k| \prod_j \sum_g w_{kg} N(z_j; 0, \sigma_{kcg}^2 / d_{kj})
 
     and :math:`A_k` is the Kronecker product of the matrices. The coefficients are also independent in a field, given
     `k` and `c`. Log-normalizers, means and samples are therefore exact. Couplings act on :math:`T(x) = x / s`.
