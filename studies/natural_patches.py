@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--limit", type=int, help="number of training patches")
     parser.add_argument("--epochs", type=float, default=1.0, help="factor for the numbers of epochs")
-    parser.add_argument("--batch-size", type=int, help="default: 500 on a CPU, 4000 on a GPU")
+    parser.add_argument("--batch-size", type=int, help="default: 500 on a CPU, 2000 on a GPU")
     parser.add_argument(
         "--copies", type=int, help="random flips of each training patch; default: 1 on a CPU, 8 on a GPU"
     )
@@ -95,7 +95,7 @@ def main() -> None:
     given = parser.parse_args()
     gpu = torch.cuda.is_available() and given.device in ("auto", "cuda")
     copies = given.copies or (8 if gpu else 1)
-    batch_size = given.batch_size or (4000 if gpu else 500)
+    batch_size = given.batch_size or (2000 if gpu else 500)
     results = []
     for seed in given.seeds:
         parts = [load(given.part, given.data_dir, given.limit, 100 * seed + copy) for copy in range(copies)]

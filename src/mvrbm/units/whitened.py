@@ -36,19 +36,19 @@ _MOST_DENSE = 128
 class WhitenedMixture(Unit):
     r"""Real arrays from a mixture of components, each with a separable whitening and a contrast.
 
-    Let :math:`v = (x - c) / s` be the standardized array, for a fixed scale :math:`s`. In component `k` with contrast
+    Let :math:`v = (x - \mu) / s` be the standardized array, for a fixed scale :math:`s`. In component `k` with contrast
     `c`, the coefficients
 
     .. math:: Z = (v - M_k) \times_1 A_k^{(1)} \dots \times_D A_k^{(D)}
 
     are independent with mean zero. Coefficient `j` has the variance :math:`\sigma_{kcg}^2 / d_{kj}`, where the contrast
     `c` is shared by all coefficients of the array, and the state `g` of the gate is drawn separately for each
-    coefficient. The energy is :math:`-\log p(x) - \langle b, v\rangle`, where
+    coefficient. The energy is :math:`-\log p(x) - \langle b, x / s\rangle`, where
 
-    .. math:: p(x) \propto \sum_{kc} \pi_{kc} \prod_j \sum_g w_{kg}\, N(z_j;\, 0,\, \sigma_{kcg}^2 / d_{kj}).
+    .. math:: p(x) \propto \sum_{kc} \pi_{kc} |\det A_k| \prod_j \sum_g w_{kg} N(z_j; 0, \sigma_{kcg}^2 / d_{kj})
 
-    The coefficients are also independent in a field, given `k` and `c`. Log-normalizers, means and samples are
-    therefore exact. Couplings act on :math:`T(x) = x / s`.
+    and :math:`A_k` is the Kronecker product of the matrices. The coefficients are also independent in a field, given
+    `k` and `c`. Log-normalizers, means and samples are therefore exact. Couplings act on :math:`T(x) = x / s`.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ class WhitenedMixture(Unit):
         Whether the mean over the entries is independent of all other coefficients, and Gaussian with a variance of its
         own. It then has neither contrast nor gate.
     means : "own", "shared" or "one"
-        Whether each component has its own mean :math:`M_k`, all components share the mean `c`, or all entries share
-        one mean.
+        Whether each component has its own mean :math:`M_k`, all components share the mean :math:`\mu`, or all entries
+        share one mean.
     whiten : bool
         Whether to learn the matrices :math:`A_k`. If False, they are orthonormal cosine transforms.
 
