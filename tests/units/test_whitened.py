@@ -81,10 +81,10 @@ def dense_mixture(unit):
         synthesis = scale[:, None] * (rotation.T @ np.linalg.inv(whitening))
         for states in itertools.product(range(len(gates)), repeat=size - first):
             states = list(states)
-            log_variances = own["log_contrast"][k, c] + np.array(widths)[states] - own["log_precision"][k]
+            state_log_variances = own["log_contrast"][k, c] + np.array(widths)[states] - own["log_precision"][k]
             if unit.level:
-                log_variances = np.append(own["level_log_variance"], log_variances)
-            covariance = (synthesis * np.exp(log_variances)) @ synthesis.T
+                state_log_variances = np.append(own["level_log_variance"], state_log_variances)
+            covariance = (synthesis * np.exp(state_log_variances)) @ synthesis.T
             found.append((log_pi[k, c] + np.array(gates)[states].sum(), mean, covariance))
     logs, means, covariances = zip(*found, strict=True)
     return np.array(logs), np.array(means), np.array(covariances)

@@ -157,7 +157,7 @@ class WhitenedMixture(Unit):
                 found.append(padded)
         return found
 
-    def log_variances(self) -> Tensor:
+    def state_log_variances(self) -> Tensor:
         """Return the log-variances without the precisions of the coefficients, one per state: (K, C, G)."""
         widths = self.log_width if self.gate else self.log_contrast.new_zeros(self.n_components, 1)
         return self.log_contrast[:, :, None] + widths[:, None, :]
@@ -202,7 +202,7 @@ class WhitenedMixture(Unit):
         r"""Compute :math:`\log p(x, k, c)` from cosine coefficients: (n, N) -> (n, K, C)."""
         z = self.coefficients(rotated)[..., self._first :]
         squares = (z**2 * torch.exp(self.log_precision)[:, None])[:, :, None, None]  # (K, n, 1, 1, coefficients)
-        logs = self.log_variances()[:, None, :, :, None]  # (K, 1, C, G, 1)
+        logs = self.state_log_variances()[:, None, :, :, None]  # (K, 1, C, G, 1)
         each = self.log_gates()[:, None, None, :, None] - 0.5 * (squares * torch.exp(-logs) + logs)
         summed = (torch.logsumexp(each, 3) if self.gate else each[:, :, :, 0]).sum(-1)  # (K, n, C)
         constant = 0.5 * self.log_precision.sum(1) + self.log_determinant()
@@ -236,7 +236,7 @@ class WhitenedMixture(Unit):
         inverses = [torch.linalg.inv(matrix).mT for matrix in self.whitenings()]
         inner = mode_products(pull.reshape(1, -1, *self.shape), inverses)[..., self._first :]
         inner = inner.expand(self.n_components, -1, -1)  # (K, n, coefficients)
-        logs = self.log_variances()[:, None, :, :, None] - self.log_precision[:, None, None, None]
+        logs = self.state_log_variances()[:, None, :, :, None] - self.log_precision[:, None, None, None]
         variances = torch.exp(logs)  # (K, 1, C, G, coefficients)
         each = self.log_gates()[:, None, None, :, None] + 0.5 * variances * inner[:, :, None, None] ** 2
         summed = (torch.logsumexp(each, 3) if self.gate else each[:, :, :, 0]).sum(-1)  # (K, n, C)
@@ -388,7 +388,7 @@ class WhitenedMixture(Unit):
             return 1.0
         inverses = [torch.linalg.matrix_norm(inverse, 2) for inverse in self._inverses()]
         norms = functools.reduce(torch.mul, inverses)  # (K,)
-        logs = self.log_variances().flatten(1).amax(1) - self.log_precision.amin(1)
+        logs = self.state_log_variances().flatten(1).amax(1) - self.log_precision.amin(1)
         largest = float((norms * torch.exp(0.5 * logs)).max())
         return max(largest, float(torch.exp(0.5 * self.level_log_variance))) if self.level else largest
 

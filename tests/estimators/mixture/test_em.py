@@ -51,7 +51,7 @@ def test_statistics_are_sums_over_the_posterior(kind):
     np.testing.assert_allclose(found.log_likelihood, log_likelihood(unit, u, weights), rtol=1e-10)
     share = torch.softmax(joint.flatten(1), 1).reshape(joint.shape)
     torch.testing.assert_close(found.share, torch.tensordot(weights, share, 1))
-    logs = unit.log_variances()
+    logs = unit.state_log_variances()
     z = unit.coefficients(u)[..., int(unit.level) :]  # (K, n, coefficients)
     variances = torch.exp(logs[..., None] - unit.log_precision[:, None, None])  # (K, C, G, coefficients)
     each = unit.log_gates()[:, None, None, :, None] - 0.5 * (z[:, :, None, None] ** 2 / variances[:, None])

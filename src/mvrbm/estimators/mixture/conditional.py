@@ -46,9 +46,9 @@ class Conditional:
         self.means = mode_products(padded.reshape(1, K, *unit.shape), inverse)[0]  # (K, N)
         self.log_determinants = unit.log_determinant().double()
 
-    def precisions(self, k: Tensor, log_variances: Tensor) -> Tensor:
+    def precisions(self, k: Tensor, state_log_variances: Tensor) -> Tensor:
         """Return the precisions of all coefficients: (m,), (m, coefficients) -> (m, N)."""
-        own = torch.exp(self.unit.log_precision.double()[k] - log_variances)
+        own = torch.exp(self.unit.log_precision.double()[k] - state_log_variances)
         if not self.first:
             return own
         level = torch.exp(-self.unit.level_log_variance.double()).expand(len(own), 1)
@@ -60,7 +60,7 @@ class Conditional:
         This is exact without gates. With gates, each coefficient has the mean variance of its gate.
         """
         unit = self.unit
-        logs = torch.logsumexp(unit.log_gates()[:, None] + unit.log_variances(), 2).double()  # (K, C)
+        logs = torch.logsumexp(unit.log_gates()[:, None] + unit.state_log_variances(), 2).double()  # (K, C)
         unknown = ~known
         weights, means, factors = [], [], []
         for k in range(unit.n_components):
@@ -86,14 +86,14 @@ class Conditional:
 
         Return the new samples and the means from which the unknown entries were drawn. `known` has shape (n, N).
         """
-        k, log_variances = self._draw_states(samples, rng)
+        k, state_log_variances = self._draw_states(samples, rng)
         drawn, means = samples.clone(), samples.clone()
         size = max(1, _MOST_NUMBERS // samples.shape[1] ** 2)
         normal = rng.normal(samples.shape, samples)
         for first in range(0, len(samples), size):
             rows = slice(first, first + size)
             analysis, free = self.analysis[k[rows]], (~known[rows]).double()
-            full = analysis.mT @ (self.precisions(k[rows], log_variances[rows])[:, :, None] * analysis)
+            full = analysis.mT @ (self.precisions(k[rows], state_log_variances[rows])[:, :, None] * analysis)
             deviation = torch.where(known[rows], samples[rows] - self.means[k[rows]], 0.0)
             pull = free * torch.einsum("nij,nj->ni", full, deviation)
             # Known entries get the identity, so that one batch serves samples with different unknown entries.
@@ -118,7 +118,7 @@ class Conditional:
         k, c = state // unit.n_contrasts, state % unit.n_contrasts
         z = in_chunks(unit, lambda u: unit.coefficients(u).transpose(0, 1), rotated)[torch.arange(len(k)), k]
         z = z[:, self.first :].double()  # (n, coefficients)
-        logs = unit.log_variances().double()[k, c][:, None]  # (n, 1, G)
+        logs = unit.state_log_variances().double()[k, c][:, None]  # (n, 1, G)
         squares = (z**2 * torch.exp(unit.log_precision.double()[k]))[:, :, None]
         gates = torch.softmax(unit.log_gates().double()[k][:, None] - 0.5 * (squares * torch.exp(-logs) + logs), 2)
         gate = pick(gates, rng.uniform((*z.shape, 1), samples))
@@ -133,6 +133,6 @@ def pick(probabilities: Tensor, number: Tensor) -> Tensor:
 
 def in_chunks(unit: WhitenedMixture, compute: Callable[[Tensor], Tensor], rotated: Tensor) -> Tensor:
     """Apply a function to cosine coefficients (n, N) in chunks whose intermediate values fit into the memory."""
-    states = unit.n_components * unit.n_contrasts * unit.log_variances().shape[2]
+    states = unit.n_components * unit.n_contrasts * unit.state_log_variances().shape[2]
     budget = 2**21 if rotated.device.type == "cpu" else 2**27
     return torch.cat([compute(part) for part in rotated.split(max(1, budget // (states * rotated.shape[1])))])

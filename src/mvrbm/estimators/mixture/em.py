@@ -72,8 +72,8 @@ def expectation(unit: WhitenedMixture, rotated: Tensor, weights: Tensor, *, exac
     If `exact` is False, only the likely components of each sample are considered.
     """
     K, C = unit.n_components, unit.n_contrasts
-    log_variances = unit.log_variances()  # (K, C, G)
-    G, J = log_variances.shape[2], unit.n_coefficients
+    state_log_variances = unit.state_log_variances()  # (K, C, G)
+    G, J = state_log_variances.shape[2], unit.n_coefficients
     candidates = K if exact or not unit.gate else min(K, _MOST_CANDIDATES)
     smallest = 0.0 if exact else _SMALLEST_SHARE
     size = max(1, _CHUNK[rotated.device.type] // (K * J + candidates * C * G * J))
@@ -102,7 +102,7 @@ class _Law:
 
     def __init__(self, unit: WhitenedMixture) -> None:
         self.unit = unit
-        logs = unit.log_variances()
+        logs = unit.state_log_variances()
         self.precisions = torch.exp(unit.log_precision)  # (K, coefficients)
         self.inverses = torch.exp(-logs)  # (K, C, G)
         constants = unit.log_gates()[:, None] - 0.5 * logs  # (K, C, G)
@@ -500,7 +500,7 @@ def gradient(unit: WhitenedMixture, found: Statistics, prior: Prior) -> dict[str
     statistics of the E-step suffice. The gradients of whitenings are those with respect to E in (I + E) A.
     """
     share, J, extra = found.share.sum(1), unit.n_coefficients, prior.weight
-    inverses = torch.exp(-unit.log_variances())  # (K, C, G)
+    inverses = torch.exp(-unit.state_log_variances())  # (K, C, G)
     precisions = torch.exp(unit.log_precision)  # (K, coefficients)
     excess = 0.5 * (torch.einsum("kcgj,kj->kcg", found.squares, precisions) * inverses - found.gates)
     squares = torch.einsum("kcgj,kcg->kj", found.squares, inverses) * precisions

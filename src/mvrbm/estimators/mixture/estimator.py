@@ -378,7 +378,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         def features(u: Tensor) -> Tensor:  # (n, N) -> (n, K + N)
             joint = unit.joint_log_density(u)
             share = torch.softmax(joint.flatten(1), 1).reshape(joint.shape)  # (n, K, C)
-            mean = torch.logsumexp(unit.log_gates()[:, None] + unit.log_variances(), 2)  # (K, C)
+            mean = torch.logsumexp(unit.log_gates()[:, None] + unit.state_log_variances(), 2)  # (K, C)
             scaled = torch.einsum("nkc,kc->kn", share, torch.exp(-0.5 * mean))
             z = unit.coefficients(u)[..., first:] * torch.exp(0.5 * unit.log_precision)[:, None]  # (K, n, coefficients)
             parts = [share.sum(2), (z * scaled[:, :, None]).sum(0)]
@@ -653,6 +653,6 @@ class _Missing:
 
 def _parts(unit: WhitenedMixture, n: int) -> list[int]:
     """Split a number of samples into parts whose intermediate values fit into the memory."""
-    states = unit.n_components * unit.n_contrasts * unit.log_variances().shape[2]
+    states = unit.n_components * unit.n_contrasts * unit.state_log_variances().shape[2]
     size = max(1, 2**24 // (states * unit.n_coefficients))
     return [min(size, n - first) for first in range(0, n, size)]
