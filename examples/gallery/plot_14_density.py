@@ -2,8 +2,8 @@
 Density of image patches
 ========================
 
-:class:`~mvrbm.MatrixMixture` is an exact density for real-valued arrays. This example fits small patches of photographs,
-compares the likelihood with the models that scikit-learn offers, and fills in missing pixels.
+:class:`~mvrbm.MatrixMixture` is an exact density for real-valued arrays. This example fits small patches of
+photographs, compares the likelihood with models of scikit-learn, and fills in missing pixels.
 """
 
 import matplotlib.pyplot as plt
@@ -44,11 +44,13 @@ def free_parameters(gaussians):
     return gaussians.n_components * (64 + 64 * 65 // 2) + gaussians.n_components - 1
 
 
-print(f"{'one Gaussian':24s}{single.score(test_rows):8.1f} nats per patch,{free_parameters(single):7,d} parameters")
-print(
-    f"{'mixture of 16 Gaussians':24s}{mixture.score(test_rows):8.1f} nats per patch,{free_parameters(mixture):7,d} parameters"
-)
-print(f"{'MatrixMixture':24s}{model.score(test):8.1f} nats per patch,{model.n_parameters_:7,d} parameters")
+found = {
+    "one Gaussian": (single.score(test_rows), free_parameters(single)),
+    "mixture of 16 Gaussians": (mixture.score(test_rows), free_parameters(mixture)),
+    "MatrixMixture": (model.score(test), model.n_parameters_),
+}
+for name, (nats, parameters) in found.items():
+    print(f"{name:24s}{nats:8.1f} nats per patch,{parameters:7,d} parameters")
 
 # %%
 # Real patches above, patches drawn from the model below. Draws are exact and independent.
