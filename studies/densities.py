@@ -177,7 +177,13 @@ def _mixture(x: Array, settings: Mapping[str, Any], seed: int) -> Fitted:
         settings["n_components"], covariance_type=settings["covariance"], reg_covar=settings["ridge"], random_state=seed
     ).fit((x - x.mean(0)) / scale)
     jacobian = np.log(scale).sum()
-    return lambda t: float(model.score((t - x.mean(0)) / scale) - jacobian), model._n_parameters()
+    parameters = model.means_.size + model.weights_.size - 1
+    parameters += model.n_components * _covariance_parameters(x.shape[1], settings["covariance"])
+    return lambda t: float(model.score((t - x.mean(0)) / scale) - jacobian), parameters
+
+
+def _covariance_parameters(d: int, kind: str) -> int:
+    return d * (d + 1) // 2 if kind == "full" else d
 
 
 def _student(columns: Array, extra: Array) -> tuple[Array, Array, Array]:
