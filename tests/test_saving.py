@@ -518,8 +518,10 @@ def rewrite(folder, **changed):
 def test_numbers_that_grow_too_large_along_a_stack_are_refused(tmp_path):
     data = np.random.default_rng(0).random((8, 3, 2)).astype(np.float32)
     folder = DeepMVRBM([(2, 2)] * 3, hidden="rectified", n_epochs=1, random_state=0).fit(data).save(tmp_path / "stack")
-    huge = {f"machines.{k}.couplings.visible.factors.0": torch.full((1, 2, 3 if k == 0 else 2), 1e9) for k in range(3)}
-    rewrite(folder, **{name: huge[name] for name in list(huge)[:1]})
+    prefix = "machines.{}.couplings.visible.factors"
+    huge = {f"{prefix.format(k)}.0": torch.full((1, 2, 3 if k == 0 else 2), 1e9) for k in range(3)}
+    positive = {f"{prefix.format(k)}.1": torch.full((1, 2, 2), 0.1) for k in range(3)}  # rectified units stay active
+    rewrite(folder, **positive, **{name: huge[name] for name in list(huge)[:1]})
     mvrbm.load(folder)
     rewrite(folder, **huge)  # none of these machines is refused by itself
     with pytest.raises(

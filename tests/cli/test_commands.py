@@ -254,7 +254,7 @@ MISTAKES = [
     ("unknown visible unit", None, TRAIN.format("data.npy") + " --visible fish", 1, "one of .*gaussian.*'fish'"),
     ("unknown hidden unit", None, TRAIN.format("data.npy") + " --hidden-unit fish", 1, "one of .*'fish'"),
     ("unknown coupling", None, TRAIN.format("data.npy") + " --coupling fish:2", 1, "fish"),
-    ("a coupling in no form", None, TRAIN.format("data.npy") + " --coupling cp:x", 1, "such as kronecker:8"),
+    ("a coupling in no form", None, TRAIN.format("data.npy") + " --coupling cp:x", 1, "as in kronecker:8"),
     (
         "rank and coupling",
         None,
@@ -861,6 +861,7 @@ FITTED = {
     "ClassificationMVRBM": (package.ClassificationMVRBM((3, 2)), (np.arange(60) % 2,)),
     "MVRBMOutlierDetector": (package.MVRBMOutlierDetector((3, 2)), ()),
     "MVRBMImputer": (package.MVRBMImputer(n_factors=1), ()),
+    "MatrixMixture": (package.MatrixMixture(2), ()),
     "ReplicatedSoftmax": (package.ReplicatedSoftmax(2), ()),
     "SuperResolver": (package.vision.SuperResolver(2, 4, (2, 2), symmetric=False, n_patches=20), ()),
     "PhotoDenoiser": (package.vision.PhotoDenoiser("gray", steps=[package.vision.TrainingStep(n_samples=8)]), ()),

@@ -95,7 +95,7 @@ OF_MATRICES = {
     "paper": Case({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], PAPER),
     "paper, gaussian data": Case(
         {"x": lambda: G((6, 5))}, lambda: B((4, 7)), [1],
-        dataclasses.replace(PAPER, bias_from_data=True, learning_rate=0.002),
+        dataclasses.replace(PAPER, bias_from_data=True, learning_rate=0.002, factor_std=0.1),
     ),
     "paper, several variances": Case(
         {"x": lambda: spread((6, 5))}, lambda: B((4, 7)), [2], dataclasses.replace(PAPER, learning_rate=0.0002),
@@ -104,7 +104,8 @@ OF_MATRICES = {
         {"x": lambda: B((6, 5))}, lambda: spread((4, 7)), [2], dataclasses.replace(PAPER, factor_std=0.1),
     ),
     "paper, learned variances": Case(
-        {"x": lambda: learning((6, 5))}, lambda: B((4, 7)), [1], dataclasses.replace(PAPER, learning_rate=0.0005),
+        {"x": lambda: learning((6, 5))}, lambda: B((4, 7)), [1],
+        dataclasses.replace(PAPER, learning_rate=0.0005, factor_std=0.1),
     ),
     "paper, centered": Case(
         {"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], dataclasses.replace(PAPER, centering="full"),

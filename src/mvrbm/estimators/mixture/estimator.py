@@ -14,7 +14,6 @@ import torch
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, DensityMixin, TransformerMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
-from tqdm import tqdm
 
 from mvrbm.couplings import Dense
 from mvrbm.devices import resolve_device
@@ -257,6 +256,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
 
     def _train(self, unit: WhitenedMixture, x: Tensor, w: Tensor, total: float, rng: RandomSource, stop: _Stop) -> None:
         """Train a mixture on samples, which may contain NaN, with weights `w` of sum 1 that had the sum `total`."""
+        from tqdm import tqdm
+
         n = len(x)
         epochs = min(max(_VISITS // n, _FEWEST_EPOCHS), _MOST_EPOCHS)
         epochs = epochs if self.n_epochs is None else whole_number(self.n_epochs, "n_epochs")
