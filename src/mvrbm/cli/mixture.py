@@ -10,7 +10,9 @@ from mvrbm.interrupt import INTERRUPTS
 
 _COMPONENTS_HELP = "Number of components, or auto to choose it by the likelihood of samples that are held out."
 _CONTRASTS_HELP = "Number of contrasts per component."
-_GATE_HELP = "Let each coefficient be a mixture of three Gaussians, or a single Gaussian."
+_GATE_HELP = (
+    "Let each coefficient be a mixture of three Gaussians, or a single Gaussian. Default: chosen like components."
+)
 _LEVEL_HELP = "Model the mean over the entries of a sample separately. This suits images and signals with an offset."
 _SHAPE_HELP = "Shape of a sample, if the input contains rows of features."
 _EPOCHS_DEFAULT = "15 to 200, fewer for more samples"
@@ -32,9 +34,9 @@ _COMPONENTS = typer.Option(help=_COMPONENTS_HELP, parser=_parse_components, meta
 def mixture(
     source: opt.Input,
     out: opt.ModelOut,
-    components: Annotated[str, _COMPONENTS] = "8",
+    components: Annotated[str, _COMPONENTS] = "auto",
     contrasts: Annotated[int, typer.Option(min=1, help=_CONTRASTS_HELP)] = 4,
-    gate: Annotated[bool, typer.Option("--gate/--no-gate", help=_GATE_HELP)] = True,
+    gate: Annotated[bool | None, typer.Option("--gate/--no-gate", help=_GATE_HELP, show_default="auto")] = None,
     level: Annotated[bool, opt.new(_LEVEL_HELP, "--level")] = False,
     shape: Annotated[opt.Shape | None, opt.new(_SHAPE_HELP, "--shape", **opt.SHAPE)] = None,
     epochs: Annotated[int | None, opt.new("Number of epochs.", "--epochs", default=_EPOCHS_DEFAULT, min=1)] = None,
@@ -58,7 +60,7 @@ def mixture(
     model = MatrixMixture(
         components,
         n_contrasts=contrasts,
-        gate=gate,
+        gate="auto" if gate is None else gate,
         level=level,
         visible_shape=shape,
         n_epochs=epochs,
@@ -79,6 +81,7 @@ def mixture(
         "model": str(model.save(out, overwrite=True)),
         "log_likelihood": model.score(samples),
         "components": model.n_components_,
+        "gate": model.unit_.gate,
         "parameters": model.n_parameters_,
         "epochs": len(model.history_),
         "seconds": round(seconds, 3),
@@ -87,7 +90,7 @@ def mixture(
     rows_shown = [
         ("model", result["model"]),
         ("mean log-likelihood of the training samples", f"{result['log_likelihood']:.4f} nats"),
-        ("components", result["components"]),
+        ("components", f"{result['components']}, {'with' if result['gate'] else 'without'} gates"),
         ("parameters", f"{result['parameters']:,}"),
         ("epochs", f"{result['epochs']} in {seconds:.1f} s"),
     ]

@@ -163,7 +163,7 @@ def test_rows_are_arrays_of_a_given_shape(gate):
 
 def test_warm_start_continues_and_checks_the_settings():
     x = samples()
-    model = fitted(n_epochs=4, tol=0)
+    model = fitted(n_epochs=4, tol=0, gate=True)
     before = model.score(x)
     model.set_params(warm_start=True).fit(x)
     assert len(model.history_) == 8
@@ -177,8 +177,36 @@ def test_the_number_of_components_is_chosen_by_validation():
     x = rng.standard_normal((400, 2)) + 12 * np.eye(3)[rng.integers(3, size=400)][:, :2]
     model = MatrixMixture("auto", random_state=0, n_contrasts=1, gate=False).fit(x)
     assert 2 <= model.n_components_ <= 8
-    assert model.validation_scores_[model.n_components_] == max(model.validation_scores_.values())
+    assert model.validation_scores_[model.n_components_, False] == max(model.validation_scores_.values())
     assert model.score(x) > MatrixMixture(1, random_state=0).fit(x).score(x)
+
+
+def test_gates_are_chosen_by_validation():
+    rng = generator("gates")
+    mixing = rng.standard_normal((6, 6))
+    gaussian = MatrixMixture(1, random_state=0).fit(rng.standard_normal((300, 6)) @ mixing)
+    sparse = MatrixMixture(1, random_state=0).fit(rng.standard_normal((300, 6)) ** 3 @ mixing)
+    assert not gaussian.unit_.gate
+    assert sparse.unit_.gate
+    for model in (gaussian, sparse):
+        scores = model.validation_scores_
+        assert set(scores) == {(1, False), (1, True)}
+        assert model.unit_.gate == (scores[1, True] > scores[1, False])
+
+
+def test_training_ends_where_held_out_samples_were_most_likely():
+    """Gates fit 60 samples in 12 dimensions better and better, and other samples worse and worse."""
+    rng = generator("few samples")
+    x, new = rng.standard_normal((60, 12)), rng.standard_normal((2000, 12))
+    chosen = MatrixMixture("auto", gate=True, n_contrasts=1, random_state=0).fit(x)
+    long = MatrixMixture(chosen.n_components_, gate=True, n_contrasts=1, tol=0, random_state=0).fit(x)
+    assert len(chosen.history_) < 60 < len(long.history_)
+    assert chosen.score(new) > long.score(new) + 1
+
+
+def test_few_samples_get_one_component():
+    model = MatrixMixture(random_state=0).fit(samples(49))
+    assert (model.n_components_, model.unit_.gate, model.validation_scores_) == (1, False, {})
 
 
 def test_saved_models_are_the_same(tmp_path):
@@ -257,7 +285,7 @@ def test_ctrl_c_keeps_the_model_trained_so_far(monkeypatch):
         return real(*arguments, **options)
 
     monkeypatch.setattr(em, "expectation", interrupted)
-    model = MatrixMixture(2, random_state=0, n_epochs=50)
+    model = MatrixMixture(2, gate=True, random_state=0, n_epochs=50)
     with pytest.raises(KeyboardInterrupt):
         model.fit(samples())
     assert model.interrupted_

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,36 +21,19 @@ from mvrbm.estimators.base import check_finite, to_array
 from mvrbm.estimators.batches import Array, model_dtype
 from mvrbm.estimators.inputs import VISIBLE, ArrayInput
 from mvrbm.estimators.mixture.conditional import Conditional, in_chunks, pick
-from mvrbm.estimators.mixture.em import Fitting, Prior, start
+from mvrbm.estimators.mixture.em import start
+from mvrbm.estimators.mixture.incomplete import Incomplete
+from mvrbm.estimators.mixture.selection import FEWEST_SAMPLES, choose
+from mvrbm.estimators.mixture.training import Samples, Stop, Training
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import SavedEstimator, restore_names
 from mvrbm.estimators.undo import undo_on_error
-from mvrbm.interrupt import finish_on_interrupt
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_machine, register, write_machine
 from mvrbm.units import Bernoulli, WhitenedMixture
 from mvrbm.units.base import LARGEST_PARAMETER
 from mvrbm.validation import choice, number, truth_value, whole_number
-
-# Number of samples that the default number of epochs visits, and the limits of that number.
-_VISITS = 3_000_000
-_FEWEST_EPOCHS, _MOST_EPOCHS = 15, 200
-# Number of epochs of expectation maximization after epochs of batches.
-_FULL_EPOCHS = 2
-# Number of epochs of expectation maximization that may revive components.
-_SETTLED_EPOCHS = 5
-# Largest number of samples to train on without batches, and the batch size for more samples.
-_MOST_AT_ONCE = 4000
-_BATCH_SIZE = 500
-# Initial learning rate of Adam, which falls to zero linearly.
-_LEARNING_RATE = 0.03
-# Largest share and number of samples that n_components="auto" holds out, and the largest number of components it tries.
-_HELD_OUT = 0.2
-_MOST_HELD_OUT = 20_000
-_MOST_COMPONENTS = 256
-# Smallest number of samples per component.
-_FEWEST_SAMPLES = 10
 
 
 @register("MatrixMixture")
@@ -72,14 +54,15 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
 
     Parameters
     ----------
-    n_components : int or "auto", default=8
+    n_components : int or "auto", default="auto"
         Number of components, but at most one per 10 samples. ``"auto"`` doubles the number for as long as this improves
-        the likelihood of samples that are held out, and then fits all samples.
+        the likelihood of samples that are held out, and then fits all samples. Fewer than 1000 samples are
+        cross-validated.
     n_contrasts : int, default=4
         Number of contrasts per component.
-    gate : bool, default=True
+    gate : bool or "auto", default="auto"
         Whether each coefficient is a mixture of three Gaussians given component and contrast. If False, conditional
-        distributions are exact without sampling.
+        distributions are exact without sampling. ``"auto"`` decides by samples that are held out.
     level : bool, default=False
         Whether the mean over the entries of a sample is independent of everything else, with a Gaussian of its own.
         This suits pictures and signals whose brightness or offset says little about their pattern.
@@ -91,7 +74,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     visible_shape : sequence of int, optional
         Shape of a sample, if samples are rows of features. Default: the shape of the samples.
     n_epochs : int, optional
-        Largest number of passes over the data. Default: 15 to 200, fewer for more samples.
+        Largest number of passes over the data. Default: 15 to 200, fewer for more samples. If samples are held out to
+        choose other settings, training without batches ends where their likelihood was highest.
     batch_size : int, optional
         Number of samples per update. With batches, Adam follows the exact gradient of the likelihood, and the last two
         epochs are expectation maximization. If all samples are in one batch, all epochs are expectation maximization
@@ -123,8 +107,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         Whether training stopped before `n_epochs`, because the likelihood no longer improved.
     n_components_ : int
         Number of components.
-    validation_scores_ : dict of int to float
-        Mean log-likelihood of the samples held out for each number of components. Only with ``n_components="auto"``.
+    validation_scores_ : dict of (int, bool) to float
+        Mean log-likelihood of held-out samples by number of components and gates. Only with ``"auto"``.
     interrupted_ : bool
         Whether Ctrl-C or SIGTERM stopped training.
 
@@ -138,10 +122,10 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     ((300, 2), (5, 8, 8))
     """
 
-    n_components: int | str = 8
+    n_components: int | str = "auto"
     _: KW_ONLY
     n_contrasts: int = 4
-    gate: bool = True
+    gate: bool | str = "auto"
     level: bool = False
     means: str = "own"
     whiten: bool = True
@@ -189,40 +173,65 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
 
     def _fit(self, X: Any, sample_weight: Any, *, continues: bool) -> BaseException | None:
         """Fit the mixture, and return the exception to raise if training was interrupted."""
-        n_components = self.n_components
-        if n_components != "auto":
+        if (n_components := self.n_components) != "auto":
             n_components = whole_number(n_components, "n_components")
-        for name in ("gate", "level", "whiten"):
+        if self.gate != "auto":
+            truth_value(self.gate, "gate")
+        for name in ("level", "whiten"):
             truth_value(getattr(self, name), name)
         choice(self.means, "means", ("own", "shared", "one"))
+        training = Training(
+            None if self.n_epochs is None else whole_number(self.n_epochs, "n_epochs"),
+            None if self.batch_size is None else whole_number(self.batch_size, "batch_size"),
+            number(self.shrinkage, "shrinkage"),
+            number(self.tol, "tol"),
+            bool(self.verbose),
+        )
         data = self._read_values(X, reset=not continues)
         weights = _check_sample_weight(sample_weight, data, dtype=np.float64, ensure_non_negative=True)
         data, weights = data[weights > 0], weights[weights > 0]
         if len(data) < 2:
             raise ValueError(f"fit requires at least 2 samples with positive weights, got n_samples={len(data)}")
         device, dtype = resolve_device(self.device), model_dtype({VISIBLE: data})
-        x = torch.from_numpy(np.ascontiguousarray(data)).to(device=device, dtype=dtype)
-        w = torch.from_numpy(weights / weights.sum()).to(device=device, dtype=dtype)
-        total = max(float(weights.sum()), float(len(weights)))  # weights below 1 on average do not mean fewer samples
+        samples = Samples(
+            torch.from_numpy(np.ascontiguousarray(data)).to(device=device, dtype=dtype),
+            torch.from_numpy(weights / weights.sum()).to(device=device, dtype=dtype),
+            max(float(weights.sum()), float(len(weights))),  # weights below 1 on average do not mean fewer samples
+        )
         rng = RandomSource(seed_of(self.random_state))
-        stop = _Stop()
+        stop = Stop()
         with stop.on_interrupt():
             if continues:
                 self._check_unit(data.shape[1:])
-            elif n_components == "auto":
-                n_components = self._choose(x, w, total, rng.split(1)[0], stop)
-            if not continues:
-                most = max(1, int(total) // _FEWEST_SAMPLES)
-                self.unit_ = self._new_unit(x, w, min(int(n_components), most), rng.split(1)[0])
+            else:
+                n_components, gate, training = self._choose(samples, training, rng.split(1)[0], stop)
+                self.unit_ = self._new_unit(samples, n_components, gate, rng.split(1)[0])
                 self.history_: list[float] = []
             self.n_components_ = self.unit_.n_components
-            self._train(self.unit_, x, w, total, rng.split(1)[0], stop)
+            course = training.run(self.unit_, samples, rng.split(1)[0], stop)
+        self.history_ = [*self.history_, *course.history]
+        self.converged_ = course.converged
         self.interrupted_ = stop.error is not None
+        self.unit_.check_parameters(VISIBLE)
         return stop.error
+
+    def _choose(
+        self, samples: Samples, training: Training, rng: RandomSource, stop: Stop
+    ) -> tuple[int, bool, Training]:
+        """Return the number of components, whether there are gates, and the settings of training."""
+        n_components = None if self.n_components == "auto" else int(self.n_components)
+        gates = [False, True] if self.gate == "auto" else [bool(self.gate)]
+        if n_components is not None and len(gates) == 1:
+            most = max(1, int(samples.total) // FEWEST_SAMPLES)
+            return min(n_components, most), gates[0], training
+        found = choose(self._new_unit, training, samples, n_components, gates, rng, stop)
+        self.validation_scores_ = found.scores
+        return found.n_components, found.gate, replace(training, n_epochs=found.n_epochs or training.n_epochs)
 
     def _check_unit(self, shape: tuple[int, ...]) -> None:
         """Raise ValueError if the parameters of the estimator no longer describe the fitted mixture."""
-        wanted = {name: getattr(self, name) for name in ("n_contrasts", "gate", "level", "means", "whiten")}
+        names = ["n_contrasts", "level", "means", "whiten"]
+        wanted = {name: getattr(self, name) for name in (names if self.gate == "auto" else [*names, "gate"])}
         config = self.unit_.config()
         for name, value in wanted.items():
             if config[name] != value:
@@ -231,93 +240,29 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
                     "use warm_start=False to train a new model"
                 )
 
-    def _new_unit(self, x: Tensor, w: Tensor, n_components: int, rng: RandomSource) -> WhitenedMixture:
+    def _new_unit(self, samples: Samples, n_components: int, gate: bool, rng: RandomSource) -> WhitenedMixture:
         """Create a mixture and initialize it from weighted samples, which may contain NaN."""
+        x, w = samples.values, samples.weights
         unit = WhitenedMixture(
             tuple(x.shape[1:]),
             n_components=n_components,
             n_contrasts=self.n_contrasts,
-            gate=self.gate,
+            gate=gate,
             level=self.level,
             means=self.means,
             whiten=self.whiten,
         ).to(x)
         unit.requires_grad_(False)
-        seen = torch.isfinite(x) * w.reshape(-1, *[1] * (x.ndim - 1))
+        missing = torch.isnan(x)
+        seen = ~missing * w.reshape(-1, *[1] * (x.ndim - 1))
         total = seen.sum(0).clamp(min=torch.finfo(x.dtype).tiny)
         mean = (seen * x.nan_to_num()).sum(0) / total
         variance = (seen * (x.nan_to_num() - mean) ** 2).sum(0) / total
-        missing = torch.isnan(x)
         highest = torch.where(missing, -math.inf, x).amax(0)
         lowest = torch.where(missing, math.inf, x).amin(0)
         unit.initialize_from(mean, torch.where(highest > lowest, variance, 0.0), len(x))  # constants without rounding
-        start(unit, unit.rotate(torch.where(torch.isnan(x), mean, x)), w, rng)
+        start(unit, unit.rotate(torch.where(missing, mean, x)), w, rng)
         return unit
-
-    def _train(self, unit: WhitenedMixture, x: Tensor, w: Tensor, total: float, rng: RandomSource, stop: _Stop) -> None:
-        """Train a mixture on samples, which may contain NaN, with weights `w` of sum 1 that had the sum `total`."""
-        from tqdm import tqdm
-
-        n = len(x)
-        epochs = min(max(_VISITS // n, _FEWEST_EPOCHS), _MOST_EPOCHS)
-        epochs = epochs if self.n_epochs is None else whole_number(self.n_epochs, "n_epochs")
-        batch_size = n if n <= _MOST_AT_ONCE else _BATCH_SIZE
-        batch_size = batch_size if self.batch_size is None else whole_number(self.batch_size, "batch_size")
-        tol = number(self.tol, "tol")
-        missing = _Missing(unit, x, rng) if bool(torch.isnan(x).any()) else None
-        rotated = unit.rotate(x) if missing is None else missing.rotated()
-        prior = Prior.of(unit, rotated, w, number(self.shrinkage, "shrinkage") / total)
-        fitting = Fitting(unit, w, batch_size, prior, rng)
-        self.converged_ = False
-        bar = tqdm(total=epochs, unit="epoch", disable=not self.verbose)
-        last = epochs - 1
-        for epoch in range(epochs):
-            if stop.error is not None:
-                break
-            if missing is not None and epoch:
-                rotated = missing.redraw()
-                fitting.forget()  # the likelihoods of different draws cannot be compared
-            if n > batch_size and epoch < (batches := epochs - min(_FULL_EPOCHS, epochs - 1)):
-                rate, step = _LEARNING_RATE * (1 - epoch / batches), _LEARNING_RATE / batches
-                fitting.epoch_of_batches(rotated, rate, rate - step, lambda: stop.error is not None)
-            else:
-                fitting.full_epoch(
-                    rotated, update=epoch < last or missing is not None, may_revive=epoch < _SETTLED_EPOCHS
-                )
-            bar.update()
-            bar.set_postfix(score=f"{fitting.history[-1]:.4f}")
-            recent = fitting.history[-2:]
-            complete = n <= batch_size and missing is None and epoch >= _SETTLED_EPOCHS
-            if complete and recent[-1] - recent[0] < tol and epoch < last:
-                self.converged_ = True
-                break
-        bar.close()
-        self.history_ = [*self.history_, *fitting.history]
-        unit.check_parameters(VISIBLE)
-
-    def _choose(self, x: Tensor, w: Tensor, total: float, rng: RandomSource, stop: _Stop) -> int:
-        """Return the number of components with the highest likelihood of samples that are held out."""
-        order = rng.permutation(len(x), x.device)
-        complete = order[~torch.isnan(x[order]).flatten(1).any(1)]
-        held = complete[: min(int(_HELD_OUT * len(x)), _MOST_HELD_OUT)]
-        if not len(held):
-            raise ValueError("n_components='auto' requires at least 5 samples without missing entries")
-        rest = torch.ones(len(x), dtype=torch.bool, device=x.device)
-        rest[held] = False
-        self.validation_scores_: dict[int, float] = {}
-        count, best = 1, -math.inf
-        while count <= min(_MOST_COMPONENTS, int(rest.sum()) // 2) and stop.error is None:
-            part = w[rest] / w[rest].sum()
-            unit = self._new_unit(x[rest], part, count, rng)
-            self.history_ = []
-            self._train(unit, x[rest], part, total * float(w[rest].sum()), rng, stop)
-            logs = torch.logsumexp(in_chunks(unit, unit.joint_log_density, unit.rotate(x[held])).flatten(1), 1)
-            self.validation_scores_[count] = float((w[held] / w[held].sum()) @ logs)
-            if not self.validation_scores_[count] > best:
-                break
-            best = self.validation_scores_[count]
-            count *= 2
-        return max(self.validation_scores_, key=self.validation_scores_.__getitem__, default=1)
 
     # -- densities --------------------------------------------------------------------------------
 
@@ -402,12 +347,12 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         check_finite(result)
         return result
 
-    def _incomplete(self, data: Array, known: Array | None = None) -> _Incomplete:
+    def _incomplete(self, data: Array, known: Array | None = None) -> Incomplete:
         """Return validated samples whose unknown entries are drawn. By default, all entries except NaN are known."""
         x = torch.from_numpy(np.array(data)).to(self._fitted().center)
         known = ~np.isnan(data) if known is None else known
         rng = RandomSource(seed_of(self.random_state))
-        return _Incomplete(self.unit_, x, torch.from_numpy(known).to(x.device), rng)
+        return Incomplete(self.unit_, x, torch.from_numpy(known).to(x.device), rng)
 
     # -- samples ----------------------------------------------------------------------------------
 
@@ -463,7 +408,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         return self._fill(X, mask, lambda incomplete: incomplete.draw(burn_in))
 
     @torch.no_grad()
-    def _fill(self, X: Any, mask: Any, compute: Callable[[_Incomplete], Tensor]) -> Array:
+    def _fill(self, X: Any, mask: Any, compute: Callable[[Incomplete], Tensor]) -> Array:
         self._fitted()
         data = self._read_values(X, reset=False)
         known = ~np.isnan(data)
@@ -552,104 +497,6 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
-
-
-class _Stop:
-    """Exception that a signal asks to raise when training has stopped."""
-
-    error: BaseException | None = None
-
-    @contextlib.contextmanager
-    def on_interrupt(self) -> Iterator[None]:
-        """Context manager that records the first Ctrl-C or SIGTERM instead of ending the program."""
-
-        def notify(kind: type[BaseException]) -> None:
-            self.error = kind()
-
-        with finish_on_interrupt(notify):
-            yield
-
-
-class _Incomplete:
-    r"""Samples of shape (n, \*shape) with unknown entries, and chains that draw these entries."""
-
-    def __init__(self, unit: WhitenedMixture, x: Tensor, known: Tensor, rng: RandomSource) -> None:
-        self.unit, self.rng = unit, rng
-        self.x = x
-        self.rows = torch.nonzero(~known.flatten(1).all(1))[:, 0]  # incomplete samples
-        self.known = known.flatten(1)[self.rows]
-        v = (x[self.rows] - unit.center) * torch.exp(-unit.log_scale)
-        self.state = v.flatten(1).double().nan_to_num()  # (m, N): standardized, with unknown entries drawn below
-        self.law = Conditional(unit)
-        self.means = self._start()
-
-    def _start(self) -> Tensor:
-        """Draw the unknown entries without gates, and return their means."""
-        means = self.state.clone()
-        states = self.unit.n_components * self.unit.n_contrasts
-        self.probabilities = means.new_zeros(len(means), states)  # of components and contrasts
-        patterns, which = torch.unique(self.known, dim=0, return_inverse=True)
-        for number_, known in enumerate(patterns):
-            rows = torch.nonzero(which == number_)[:, 0]
-            found = self.law.given(self.state[rows], known)
-            unknown = torch.nonzero(~known)[:, 0]
-            probabilities = self.probabilities[rows] = found.log_weights.exp()
-            means[rows[:, None], unknown] = torch.einsum("nm,nmu->nu", probabilities, found.means)
-            state = pick(probabilities, self.rng.uniform((len(rows), 1), means))[:, 0]
-            normal = self.rng.normal((len(rows), len(unknown), 1), means)
-            noise = torch.linalg.solve_triangular(found.factors[state].mT, normal, upper=True)[:, :, 0]
-            drawn = found.means[torch.arange(len(rows), device=state.device), state] + noise
-            self.state[rows[:, None], unknown] = drawn
-        return means
-
-    def step(self) -> Tensor:
-        """Make one Gibbs step, and return the means from which the unknown entries were drawn."""
-        self.state, means = self.law.gibbs_step(self.state, self.known, self.rng)
-        return means
-
-    def mean(self, steps: int, burn_in: int) -> Tensor:
-        """Return the samples with the unknown entries replaced with their conditional means."""
-        if not self.unit.gate or not len(self.rows):
-            return self.filled(self.means)
-        for _ in range(burn_in):
-            self.step()
-        total = torch.zeros_like(self.state)
-        for _ in range(steps):
-            total += self.step()
-        return self.filled(total / steps)
-
-    def draw(self, burn_in: int) -> Tensor:
-        """Return the samples with the unknown entries drawn."""
-        for _ in range(burn_in if self.unit.gate and len(self.rows) else 0):
-            self.step()
-        return self.filled(self.state)
-
-    def filled(self, standardized: Tensor) -> Tensor:
-        """Return a copy of the samples in which unknown entries have the given standardized values, (m, N)."""
-        values = standardized.to(self.x).reshape(-1, *self.unit.shape)
-        values = self.unit.center + values * torch.exp(self.unit.log_scale)
-        known = self.known.reshape(values.shape)
-        x = self.x.clone()
-        x[self.rows] = torch.where(known, x[self.rows], values)
-        return x
-
-
-class _Missing:
-    """Training samples with missing entries, which are drawn from the model again and again."""
-
-    def __init__(self, unit: WhitenedMixture, x: Tensor, rng: RandomSource) -> None:
-        self.unit, self.x = unit, x
-        self.chains = _Incomplete(unit, x, ~torch.isnan(x), rng)
-
-    def rotated(self) -> Tensor:
-        """Return the cosine coefficients of the samples with the present draws."""
-        return self.unit.rotate(self.chains.filled(self.chains.state))
-
-    def redraw(self) -> Tensor:
-        """Draw the missing entries from the present model, and return the cosine coefficients of the samples."""
-        self.chains.law = Conditional(self.unit)
-        self.chains.step()
-        return self.rotated()
 
 
 def _parts(unit: WhitenedMixture, n: int) -> list[int]:

@@ -1,0 +1,126 @@
+"""Choice of the number of components and of gates by the likelihood of held-out samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mvrbm.estimators.mixture.training import Samples, Stop, Training
+from mvrbm.random import RandomSource
+from mvrbm.units import WhitenedMixture
+
+# Fewer samples are cross-validated in this number of folds. Of more samples, one part is held out.
+_FEW = 1000
+_FOLDS = 4
+# Share and largest number of samples in that part.
+_HELD_OUT = 0.2
+_MOST_HELD_OUT = 20_000
+# Fewer complete samples do not suffice to choose anything.
+_FEWEST_TO_CHOOSE = 50
+# Largest number of components to try, and the smallest number of samples per component.
+_MOST_COMPONENTS = 256
+FEWEST_SAMPLES = 10
+
+#: Function that creates and initializes a mixture of a number of components, with or without gates.
+Make = Callable[[Samples, int, bool, RandomSource], WhitenedMixture]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Chosen settings, and the likelihoods of held-out samples by number of components and gates."""
+
+    n_components: int
+    gate: bool
+    n_epochs: int | None  # None: as many as without held-out samples
+    scores: dict[tuple[int, bool], float]
+
+
+@dataclass(frozen=True)
+class _Trial:
+    score: float
+    n_epochs: int | None
+
+
+def choose(
+    make: Make,
+    training: Training,
+    samples: Samples,
+    n_components: int | None,
+    gates: Sequence[bool],
+    rng: RandomSource,
+    stop: Stop,
+) -> Choice:
+    """Choose gates, the number of components if it is None, and the number of epochs.
+
+    The gates are chosen for one component, or for the given number. Then the number of components is doubled for as
+    long as this improves the likelihood of held-out samples. Fewer than 50 complete samples get one component, and no
+    gates unless `gates` leaves no choice.
+    """
+    most = max(1, int(samples.total) // FEWEST_SAMPLES)
+    count = 1 if n_components is None else min(n_components, most)
+    complete = samples.complete()
+    if len(complete) < _FEWEST_TO_CHOOSE:
+        return Choice(count, gates[0], None, {})
+    folds = _folds(len(samples), complete[rng.permutation(len(complete), complete.device)])
+    trials: dict[tuple[int, bool], _Trial] = {}
+
+    def attempt(count: int, gate: bool) -> None:
+        trial = _trial(make, training, samples, folds, count, gate, rng.split(1)[0], stop)
+        if stop.error is None:
+            trials[count, gate] = trial
+
+    for gate in gates:
+        attempt(count, gate)
+    best = max(trials, key=lambda key: trials[key].score, default=(count, gates[0]))
+    while n_components is None and stop.error is None and 2 * count <= min(_MOST_COMPONENTS, most):
+        count *= 2
+        attempt(count, best[1])
+        if (count, best[1]) not in trials or not trials[count, best[1]].score > trials[best].score:
+            break
+        best = count, best[1]
+    n_epochs = trials[best].n_epochs if best in trials else None
+    return Choice(*best, n_epochs, {key: trial.score for key, trial in trials.items()})
+
+
+def _folds(n: int, complete: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return pairs of indices of training samples and of held-out samples, which are complete."""
+    if n < _FEW:
+        parts = complete.tensor_split(_FOLDS)
+    else:
+        parts = (complete[: min(int(_HELD_OUT * len(complete)), _MOST_HELD_OUT)],)
+    folds = []
+    for held in parts:
+        rest = torch.ones(n, dtype=torch.bool, device=complete.device)
+        rest[held] = False
+        folds.append((torch.nonzero(rest)[:, 0], held))
+    return folds
+
+
+def _trial(
+    make: Make,
+    training: Training,
+    samples: Samples,
+    folds: Sequence[tuple[Tensor, Tensor]],
+    n_components: int,
+    gate: bool,
+    rng: RandomSource,
+    stop: Stop,
+) -> _Trial:
+    """Train on each fold, and return the best mean likelihood of held-out samples over the epochs."""
+    scores = []
+    for rest, held in folds:
+        part = samples.part(rest)
+        unit = make(part, n_components, gate, rng.split(1)[0])
+        course = training.run(unit, part, rng.split(1)[0], stop, samples.part(held))
+        if stop.error is not None:
+            return _Trial(0.0, None)
+        scores.append(course.held_out)
+    # A run that ended early keeps its last score.
+    longest = max(map(len, scores))
+    means = [sum(run[min(epoch, len(run) - 1)] for run in scores) / len(scores) for epoch in range(longest)]
+    best = max(range(longest), key=means.__getitem__)
+    # The last epoch of training does not change the parameters: two epochs are one update.
+    return _Trial(means[best], best + 2 if best < longest - 1 else None)

@@ -1,0 +1,150 @@
+"""Training of whitened mixtures on samples in memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mvrbm.estimators.mixture.conditional import in_chunks
+from mvrbm.estimators.mixture.em import Fitting, Prior
+from mvrbm.estimators.mixture.incomplete import Missing
+from mvrbm.interrupt import finish_on_interrupt
+from mvrbm.random import RandomSource
+from mvrbm.units import WhitenedMixture
+
+# Number of samples that the default number of epochs visits, and the limits of that number.
+_VISITS = 3_000_000
+_FEWEST_EPOCHS, _MOST_EPOCHS = 15, 200
+# Number of epochs of expectation maximization after epochs of batches.
+_FULL_EPOCHS = 2
+# Number of epochs of expectation maximization that may revive components.
+_SETTLED_EPOCHS = 5
+# Largest number of samples to train on without batches, and the batch size for more samples.
+_MOST_AT_ONCE = 4000
+_BATCH_SIZE = 500
+# Initial learning rate of Adam, which falls to zero linearly.
+_LEARNING_RATE = 0.03
+# Number of epochs without improvement of held-out samples after which training stops.
+_PATIENCE = 10
+
+
+class Stop:
+    """Exception that a signal asks to raise when training has stopped."""
+
+    error: BaseException | None = None
+
+    @contextlib.contextmanager
+    def on_interrupt(self) -> Iterator[None]:
+        """Context manager that records the first Ctrl-C or SIGTERM instead of ending the program."""
+
+        def notify(kind: type[BaseException]) -> None:
+            self.error = kind()
+
+        with finish_on_interrupt(notify):
+            yield
+
+
+@dataclass(frozen=True)
+class Samples:
+    r"""Samples with weights.
+
+    Parameters
+    ----------
+    values : Tensor
+        Samples of shape (n, \*shape). NaN entries are unknown.
+    weights : Tensor
+        Weights of shape (n,) with sum 1.
+    total : float
+        Number of samples that the weights stand for.
+    """
+
+    values: Tensor
+    weights: Tensor
+    total: float
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def part(self, rows: Tensor) -> Samples:
+        """Return the samples at the given indices."""
+        share = self.weights[rows].sum()
+        return Samples(self.values[rows], self.weights[rows] / share, self.total * float(share))
+
+    def complete(self) -> Tensor:
+        """Return the indices of the samples without unknown entries."""
+        return torch.nonzero(~torch.isnan(self.values).flatten(1).any(1))[:, 0]
+
+
+@dataclass
+class Course:
+    """What happened during training."""
+
+    history: list[float] = field(default_factory=list)  # mean log-likelihood of the training samples per epoch
+    held_out: list[float] = field(default_factory=list)  # that of held-out samples after each epoch
+    converged: bool = False
+
+
+def log_likelihood(unit: WhitenedMixture, samples: Samples) -> float:
+    """Return the weighted mean log-density of complete samples."""
+    logs = torch.logsumexp(in_chunks(unit, unit.joint_log_density, unit.rotate(samples.values)).flatten(1), 1)
+    return float(samples.weights @ logs)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings of training. They are described in :class:`mvrbm.MatrixMixture`."""
+
+    n_epochs: int | None
+    batch_size: int | None
+    shrinkage: float
+    tol: float
+    verbose: bool
+
+    def run(
+        self, unit: WhitenedMixture, samples: Samples, rng: RandomSource, stop: Stop, held: Samples | None = None
+    ) -> Course:
+        """Train a mixture. If samples are held out, training stops when their likelihood no longer improves."""
+        from tqdm import tqdm
+
+        x, n = samples.values, len(samples)
+        epochs = self.n_epochs or min(max(_VISITS // n, _FEWEST_EPOCHS), _MOST_EPOCHS)
+        batch_size = self.batch_size or (n if n <= _MOST_AT_ONCE else _BATCH_SIZE)
+        missing = Missing(unit, x, rng) if bool(torch.isnan(x).any()) else None
+        rotated = unit.rotate(x) if missing is None else missing.rotated()
+        prior = Prior.of(unit, rotated, samples.weights, self.shrinkage / samples.total)
+        fitting = Fitting(unit, samples.weights, batch_size, prior, rng)
+        course = Course(fitting.history)
+        last = epochs - 1
+        # Batches are followed by epochs of all samples, unless there is only one epoch.
+        batch_epochs = epochs - min(_FULL_EPOCHS, last) if n > batch_size else 0
+        with tqdm(total=epochs, unit="epoch", disable=not self.verbose) as bar:
+            for epoch in range(epochs):
+                if stop.error is not None:
+                    break
+                if missing is not None and epoch:
+                    rotated = missing.redraw()
+                    fitting.forget()  # the likelihoods of different draws cannot be compared
+                if epoch < batch_epochs:
+                    rate, step = _LEARNING_RATE * (1 - epoch / batch_epochs), _LEARNING_RATE / batch_epochs
+                    fitting.epoch_of_batches(rotated, rate, rate - step, lambda: stop.error is not None)
+                else:
+                    fitting.full_epoch(
+                        rotated, update=epoch < last or missing is not None, may_revive=epoch < _SETTLED_EPOCHS
+                    )
+                bar.update()
+                bar.set_postfix(score=f"{fitting.history[-1]:.4f}")
+                if held is not None and (not batch_epochs or epoch == last):
+                    course.held_out.append(log_likelihood(unit, held))
+                    best = max(range(len(course.held_out)), key=course.held_out.__getitem__)
+                    if len(course.held_out) - best > _PATIENCE:
+                        break
+                recent = fitting.history[-2:]
+                complete = n <= batch_size and missing is None and epoch >= _SETTLED_EPOCHS
+                if complete and recent[-1] - recent[0] < self.tol and epoch < last:
+                    course.converged = True
+                    break
+        return course
