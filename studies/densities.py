@@ -156,7 +156,7 @@ def _gaussian(x: Array, settings: Mapping[str, Any], seed: int) -> Fitted:
     scale = x.std(0) + 1e-12
     z = (x - x.mean(0)) / scale
     share = settings["shrinkage"]
-    covariance = LedoitWolf(assume_centered=True).fit(z).covariance_ if share is None else np.cov(z.T, ddof=0)
+    covariance = LedoitWolf(assume_centered=True).fit(z).covariance_ if share is None else z.T @ z / len(z)
     if share is not None:
         covariance = (1 - share) * covariance + share * np.eye(z.shape[1])
     law = stats.multivariate_normal(np.zeros(z.shape[1]), covariance, allow_singular=False)
@@ -205,11 +205,11 @@ def _student(columns: Array, extra: Array) -> tuple[Array, Array, Array]:
     return found[0], found[1], found[2]
 
 
-def _independent(x: Array, settings: Mapping[str, Any], seed: int) -> Fitted:
+def independent(x: Array, settings: Mapping[str, Any], seed: int) -> Fitted:
     """Fit independent components with the distribution of Student, after shrinking the covariance."""
     scale = x.std(0) + 1e-12
     z = (x - x.mean(0)) / scale
-    values, vectors = np.linalg.eigh(np.cov(z.T, ddof=0))
+    values, vectors = np.linalg.eigh(z.T @ z / len(z))
     values = (1 - settings["shrinkage"]) * values + settings["shrinkage"]
     whitening = vectors / np.sqrt(values)  # z @ whitening has the unit covariance
     if settings["rotate"] and x.shape[1] <= _MOST_ROTATED:
@@ -241,10 +241,10 @@ TOOLS: dict[str, Tool] = {
     "Gaussian, shrunk": (_grid(shrinkage=[None, *_SHRINKAGES]), _gaussian),
     "FactorAnalysis": (_grid(n_components=[2, 5, 10, 20, 40]), _factors),
     "GaussianMixture": (
-        _grid(n_components=[1, 2, 4, 8, 16, 32], covariance=["full", "diag"], ridge=[1e-6, 1e-3, 1e-2, 1e-1]),
+        _grid(n_components=[1, 2, 4, 8, 16, 32], covariance=["full", "diag"], ridge=[1e-3, 1e-2, 1e-1]),
         _mixture,
     ),
-    "independent, heavy tails": (_grid(shrinkage=[0.003, 0.01, 0.03, 0.1], rotate=[False, True]), _independent),
+    "independent, heavy tails": (_grid(shrinkage=[0.003, 0.01, 0.03, 0.1], rotate=[False, True]), independent),
     OURS: ([{}], _ours),
 }
 
