@@ -19,6 +19,7 @@ def place(tmp_path, data_dir=None):
     return Place(Store(tmp_path / "runs"), "cpu", data_dir, tmp_path / "work")
 
 
+@pytest.mark.filterwarnings("ignore:FastICA did not converge")
 @pytest.mark.parametrize("name", [name for name in TOOLS if name != OURS])
 def test_scores_of_other_tools_are_log_densities(name):
     """The integral of the density of a single feature is 1, and the density follows the scale of the data."""
