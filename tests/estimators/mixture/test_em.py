@@ -99,7 +99,7 @@ def test_a_whitening_is_at_the_maximum_of_its_bound():
 @pytest.mark.parametrize("kind", KINDS)
 def test_full_epochs_never_lower_the_likelihood(kind):
     unit, u, weights = started(kind)
-    fitting = Fitting(unit, weights, len(u), Prior.of(unit, u, weights, 0.0), RandomSource(0))
+    fitting = Fitting(unit, weights, len(u), Prior.of(unit, u, weights, 0.0), RandomSource(0), exact=True)
     for _ in range(40):
         fitting.full_epoch(u)
     fitting.full_epoch(u, update=False)
@@ -136,12 +136,12 @@ def test_gradients_are_those_of_autograd(kind, shrinkage):
 
 def test_batches_reach_the_likelihood_of_full_epochs():
     unit, u, weights = started("level, shared")
-    fitting = Fitting(unit, weights, 600, Prior.of(unit, u, weights, 0.0), RandomSource(0))
+    fitting = Fitting(unit, weights, 600, Prior.of(unit, u, weights, 0.0), RandomSource(0), exact=True)
     for _ in range(60):
         fitting.full_epoch(u)
     full = log_likelihood(unit, u, weights)
     unit, u, weights = started("level, shared")
-    fitting = Fitting(unit, weights, 100, Prior.of(unit, u, weights, 0.0), RandomSource(0))
+    fitting = Fitting(unit, weights, 100, Prior.of(unit, u, weights, 0.0), RandomSource(0), exact=True)
     for epoch in range(40):
         fitting.epoch_of_batches(u, 0.03 * (1 - epoch / 40), 0.03 * (1 - (epoch + 1) / 40))
     assert log_likelihood(unit, u, weights) > full - 0.3

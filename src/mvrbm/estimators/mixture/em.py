@@ -548,13 +548,15 @@ class Fitting:
         Pseudo-samples.
     rng : RandomSource
         Source of random numbers.
+    exact : bool
+        Whether full epochs consider all components of each sample, or only the likely ones.
     """
 
     def __init__(
-        self, unit: WhitenedMixture, weights: Tensor, batch_size: int, prior: Prior, rng: RandomSource
+        self, unit: WhitenedMixture, weights: Tensor, batch_size: int, prior: Prior, rng: RandomSource, *, exact: bool
     ) -> None:
         self.unit, self.weights, self.prior, self.rng = unit, weights, prior, rng
-        self.batch_size = batch_size
+        self.batch_size, self.exact = batch_size, exact
         self.history: list[float] = []  # mean log-likelihood per epoch, of the parameters before each update
         self.n_updates = 0
         self._moments: dict[str, tuple[Tensor, Tensor]] = {}  # running means of gradients and their squares
@@ -604,7 +606,7 @@ class Fitting:
         compared with those before the previous update.
         """
         _normalize(self.unit)
-        found = expectation(self.unit, rotated, self.weights, exact=len(rotated) <= self.batch_size)
+        found = expectation(self.unit, rotated, self.weights, exact=self.exact)
         reached = float(found.log_likelihood) + self.prior.log_density(self.unit)
         if self._former is not None and reached < self._former[0]:
             reached, values, found = self._former

@@ -64,6 +64,7 @@ def choose(
     complete = samples.complete()
     if len(complete) < _FEWEST_TO_CHOOSE:
         return Choice(count, gates[0], None, {})
+    samples = samples.single()  # precise enough for a choice, and fast
     folds = _folds(len(samples), complete[rng.permutation(len(complete), complete.device)])
     trials: dict[tuple[int, bool], _Trial] = {}
 

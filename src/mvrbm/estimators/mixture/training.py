@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -28,7 +29,8 @@ _MOST_AT_ONCE = 4000
 _BATCH_SIZE = 500
 # Initial learning rate of Adam, which falls to zero linearly.
 _LEARNING_RATE = 0.03
-# Number of epochs without improvement of held-out samples after which training stops.
+# Training stops if held-out samples have improved by less than this, in nats per entry, in this number of epochs.
+_WORTHWHILE = 1e-3
 _PATIENCE = 10
 
 
@@ -74,6 +76,10 @@ class Samples:
         share = self.weights[rows].sum()
         return Samples(self.values[rows], self.weights[rows] / share, self.total * float(share))
 
+    def single(self) -> Samples:
+        """Return the samples in single precision."""
+        return Samples(self.values.float(), self.weights.float(), self.total)
+
     def complete(self) -> Tensor:
         """Return the indices of the samples without unknown entries."""
         return torch.nonzero(~torch.isnan(self.values).flatten(1).any(1))[:, 0]
@@ -107,7 +113,11 @@ class Training:
     def run(
         self, unit: WhitenedMixture, samples: Samples, rng: RandomSource, stop: Stop, held: Samples | None = None
     ) -> Course:
-        """Train a mixture. If samples are held out, training stops when their likelihood no longer improves."""
+        """Train a mixture.
+
+        If samples are held out, training stops when their likelihood hardly improves, and only the likely components of
+        each sample are considered.
+        """
         from tqdm import tqdm
 
         x, n = samples.values, len(samples)
@@ -116,7 +126,8 @@ class Training:
         missing = Missing(unit, x, rng) if bool(torch.isnan(x).any()) else None
         rotated = unit.rotate(x) if missing is None else missing.rotated()
         prior = Prior.of(unit, rotated, samples.weights, self.shrinkage / samples.total)
-        fitting = Fitting(unit, samples.weights, batch_size, prior, rng)
+        exact = held is None and n <= batch_size
+        fitting = Fitting(unit, samples.weights, batch_size, prior, rng, exact=exact)
         course = Course(fitting.history)
         last = epochs - 1
         # Batches are followed by epochs of all samples, unless there is only one epoch.
@@ -139,12 +150,13 @@ class Training:
                 bar.set_postfix(score=f"{fitting.history[-1]:.4f}")
                 if held is not None and (not batch_epochs or epoch == last):
                     course.held_out.append(log_likelihood(unit, held))
-                    best = max(range(len(course.held_out)), key=course.held_out.__getitem__)
-                    if len(course.held_out) - best > _PATIENCE:
+                    recent = course.held_out[-_PATIENCE:]
+                    before = course.held_out[:-_PATIENCE]
+                    if before and max(recent) < max(before) + _WORTHWHILE * x[0].numel():
                         break
-                recent = fitting.history[-2:]
+                *_, former, latest = [math.nan, *fitting.history]
                 complete = n <= batch_size and missing is None and epoch >= _SETTLED_EPOCHS
-                if complete and recent[-1] - recent[0] < self.tol and epoch < last:
+                if complete and latest - former < self.tol and epoch < last:
                     course.converged = True
                     break
         return course
