@@ -329,7 +329,7 @@ class Unit(nn.Module, ABC):
         For units with infinitely many values, this is the mean at zero field. The tensor has shape (\*shape).
         """
         zero = torch.zeros(self.shape, dtype=self.bias.dtype, device=self.bias.device)
-        return self.mean(zero).detach() if math.isinf(self.levels) else zero + 1 / self.levels
+        return self.mean(zero[None])[0].detach() if math.isinf(self.levels) else zero + 1 / self.levels
 
     def unsupported_reason(self, other: Unit) -> str | None:
         """Return the reason why this layer cannot be coupled with `other`, or None if the two are compatible."""
