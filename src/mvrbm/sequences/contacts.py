@@ -98,8 +98,9 @@ def _weights_and_variance(view: SiteModel, sequences: Any) -> tuple[Tensor, Tens
 
 
 def _average_product_correction(scores: Array) -> Array:
-    total = scores.sum()
-    corrected: Array = scores - np.outer(scores.sum(0), scores.sum(0)) / (total if total > 0 else 1)
+    """Subtract the product of the mean scores of both sites, divided by the mean of all scores off the diagonal."""
+    means = scores.sum(0) / max(len(scores) - 1, 1)
+    corrected: Array = scores - np.outer(means, means) / (means.mean() if means.any() else 1)
     np.fill_diagonal(corrected, 0)
     return corrected
 

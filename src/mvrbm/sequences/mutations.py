@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def mutation_scan(model: Any, reference: Any) -> Array:
     view = SiteModel.of(model)
     codes = view.encode([reference] if isinstance(reference, str) else np.asarray(reference)[None])
     unit, hidden = view.machine.layers[view.name], view.machine.hidden
-    weights = view.machine.links[view.name].dense().double()  # (*hidden shape, sites, letters)
+    weights = copy.deepcopy(view.machine.links[view.name]).double().dense()  # (*hidden shape, sites, letters)
     letters = torch.from_numpy(codes[0].astype(np.int64)).to(weights.device)
     field = weights[..., torch.arange(view.sites), letters].sum(-1)
     states = torch.eye(view.letters, dtype=torch.float64, device=field.device)[:, None].expand(-1, view.sites, -1)
