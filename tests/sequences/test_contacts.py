@@ -149,9 +149,7 @@ def test_precision_counts_true_contacts():
 def test_errors_say_what_is_wanted():
     with pytest.raises(ValueError, match="model must be a fitted SequenceRBM"):
         contact_map(3)
-    two = BoltzmannMachine(
-        {"a": Categorical((2, 2)), "b": Bernoulli(2)}, Bernoulli(2), {"a": CP(1), "b": CP(1)}
-    )
+    two = BoltzmannMachine({"a": Categorical((2, 2)), "b": Bernoulli(2)}, Bernoulli(2), {"a": CP(1), "b": CP(1)})
     with pytest.raises(ValueError, match="one categorical visible layer"):
         contact_map(two)
     machine = machine_of(Kronecker(2), (2, 2))
