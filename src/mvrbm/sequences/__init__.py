@@ -6,6 +6,7 @@ letters), and return arrays. The plots draw these arrays. Training, sampling and
 """
 
 from mvrbm.sequences.contacts import contact_map, contact_precision, effective_couplings, ranked_pairs
+from mvrbm.sequences.examples import load_lattice_proteins
 from mvrbm.sequences.mutations import mutation_scan
 from mvrbm.sequences.plots import plot_contact_map, plot_correlations, plot_logo, plot_mutations, plot_projection
 from mvrbm.sequences.site_model import hidden_weights
@@ -19,6 +20,7 @@ __all__ = [
     "correlations",
     "effective_couplings",
     "hidden_weights",
+    "load_lattice_proteins",
     "mutation_scan",
     "nearest_distances",
     "plot_contact_map",
