@@ -223,8 +223,8 @@ class AlignedRBM(ArrayRBM):
         if fixed is not None:
             if len(fixed) != self.n_sites_:
                 raise ValueError(
-                    f"fixed must have one character for each of the {self.n_sites_:,} sites, got {len(fixed):,}; use '?' "
-                    "for free sites"
+                    f"fixed must have one character for each of the {self.n_sites_:,} sites, got {len(fixed):,}; use "
+                    "'?' for free sites"
                 )
             state, known = self._clamp(self.align([fixed]).codes[0])
             start[VISIBLE] = torch.where(known, state, start[VISIBLE])
