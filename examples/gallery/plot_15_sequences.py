@@ -74,8 +74,9 @@ axes[2].set_ylabel("test")
 plt.show()
 
 # %%
-# Nearest neighbors must not tell new from natural sequences: the adversarial accuracy (AATS) should be 0.5. New sequences
-# should not be copies either. They should differ from the nearest natural sequence as much as test sequences do.
+# Nearest neighbors must not tell new from natural sequences: the adversarial accuracy (AATS) should be 0.5. New
+# sequences should not be copies either. They should differ from the nearest natural sequence as much as test sequences
+# do.
 
 accuracy = sequences.adversarial_accuracy(test, new)
 print(f"adversarial accuracy {accuracy.score:.2f}")
