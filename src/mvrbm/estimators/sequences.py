@@ -221,6 +221,11 @@ class AlignedRBM(ArrayRBM):
         start = dict(initial_states(self.machine_, whole_number(n, "n"), init, self.chains_, rng))
         known = None
         if fixed is not None:
+            if len(fixed) != self.n_sites_:
+                raise ValueError(
+                    f"fixed must have one character for each of the {self.n_sites_:,} sites, got {len(fixed):,}; use "
+                    "'?' for free sites"
+                )
             state, known = self._clamp(self.align([fixed]).codes[0])
             start[VISIBLE] = torch.where(known, state, start[VISIBLE])
             known = known.expand(start[VISIBLE].shape) if bool(known.any()) else None
