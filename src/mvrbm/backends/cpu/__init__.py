@@ -1,4 +1,4 @@
-"""CPU backends: `native` runs compiled C code, `gemm` uses matrix products, and `one_hot` sums rows for categorical data.
+"""CPU backends: `native` runs C code, `gemm` uses matrix products, and `one_hot` sums rows for categorical data.
 
 All of them store parameters in a flat vector and differ in how they compute the gradient. Their base class, in
 `flat`, combines the arrays (`flat_arrays`), the update step (`flat_step`), learned variances (`flat_variances`) and
