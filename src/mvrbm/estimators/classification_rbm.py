@@ -16,6 +16,7 @@ from torch.nn.functional import one_hot
 from mvrbm.couplings import Dense, Kronecker
 from mvrbm.devices import resolve_device, sensible_threads
 from mvrbm.errors import StorageError
+from mvrbm.estimators.base import to_array
 from mvrbm.estimators.batches import Array, unit_for
 from mvrbm.estimators.chains import (
     Chains,
@@ -153,7 +154,7 @@ class ClassificationMVRBM(ArrayClassifier):
         y : array of shape (n,) or (n, n_classes)
             Class labels, as numbers, strings or one-hot rows.
         sample_weight : array of shape (n,), optional
-            Weight of each sample. Generative training requires equal weights.
+            Weight of each sample.
         callbacks : sequence of Callback, default=()
             Callbacks for generative training. Other modes ignore them.
         checkpoints : path, optional
@@ -212,8 +213,6 @@ class ClassificationMVRBM(ArrayClassifier):
         self, data: Labeled, seed: int, callbacks: Sequence[Callback], checkpoints: Any, ignore_mismatch: bool
     ) -> type[BaseException] | None:
         """Train the machine by contrastive divergence."""
-        if bool((data.weights != data.weights[0]).any()):
-            raise ValueError("mode='generative' requires equal sample weights; use another mode for unequal weights")
         trainer = Trainer(self.machine_, self._recipe(), seed=seed, callbacks=callbacks)
         if not isinstance(self.random_state, int | np.integer):
             trainer.seed = None  # the user did not choose the seed, so checkpoints with any seed can be resumed
@@ -221,13 +220,15 @@ class ClassificationMVRBM(ArrayClassifier):
             trainer.callbacks = [*callbacks, Checkpoint(checkpoints)]
             trainer.resume(checkpoints, ignore_mismatch=ignore_mismatch)
         labels = self._one_hot(data.codes)
+        trainer.sample_weight = to_array(data.weights)
         trainer.fit({VISIBLE: data.samples, LABEL: labels}, initialize=True)
         self.history_ = trainer.history
         self.chains_ = kept_chains(trainer)
         self.n_epochs_ = trainer.epoch
         self.n_updates_ = trainer.update
         if not trainer.interrupted:
-            match_labels(trainer, LABEL, labels.mean(0), RandomSource(seed))
+            shares = data.weights @ labels / data.weights.sum()
+            match_labels(trainer, LABEL, shares, RandomSource(seed))
         return trainer.interrupt
 
     def _recipe(self) -> Recipe:

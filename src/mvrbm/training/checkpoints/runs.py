@@ -107,7 +107,8 @@ class RunDescription:
             # Each process has hashed only its own part of the data.
             parts = self.world.gather(torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8))
             digest = hashlib.sha256(b"".join(bytes(part.tolist()) for part in parts)).hexdigest()
-        return found | {"n_samples": self.source.n_samples, "data": digest}
+        weights = "equal" if self.source.weights is None else self.source.weights.digest
+        return found | {"n_samples": self.source.n_samples, "data": digest, "sample_weight": weights}
 
 
 # -- folders ------------------------------------------------------------------------------------------
