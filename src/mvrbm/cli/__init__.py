@@ -16,7 +16,20 @@ from typing import Annotated, Any
 import typer
 
 from mvrbm import __version__
-from mvrbm.cli import data, images, impute, inference, mixture, models, outliers, pages, sequences, topics, train
+from mvrbm.cli import (
+    data,
+    images,
+    impute,
+    inference,
+    mixture,
+    models,
+    outliers,
+    pages,
+    sequence_analysis,
+    sequences,
+    topics,
+    train,
+)
 from mvrbm.cli.errors import FAILURE, complain, describe, with_options
 from mvrbm.cli.options import Interrupted, new, note
 from mvrbm.cli.progress import progress_line
@@ -83,7 +96,7 @@ for _name, _function, _arguments in _COMMANDS:
     app.command(_name, epilog=_example(f"{_name} {_arguments}"))(_function)
 for _name, _function, _arguments in _DATA_COMMANDS:
     _data_app.command(_name, epilog=_example(f"data {_name} {_arguments}"))(_function)
-for _name, _function, _arguments in sequences.COMMANDS:
+for _name, _function, _arguments in [*sequences.COMMANDS, *sequence_analysis.COMMANDS]:
     _sequences_app.command(_name, epilog=_example(f"sequences {_name} {_arguments}"))(_function)
 
 
