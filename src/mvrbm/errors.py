@@ -59,5 +59,9 @@ class AlignmentWarning(UserWarning):
     """Issued when letters of sequences are replaced or removed, or when names occur more than once."""
 
 
+class MixingWarning(UserWarning):
+    """Issued when Gibbs chains were too short to forget their initial states."""
+
+
 class RecipeWarning(UserWarning):
     """Issued when a model generates samples but was trained with settings that lead to poor samples."""

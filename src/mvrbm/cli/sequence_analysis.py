@@ -1,15 +1,11 @@
 """The ``mvrbm sequences contacts`` and ``mutations`` commands, which analyze models of aligned sequences."""
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from mvrbm.cli import options as opt
-from mvrbm.cli.sequences import ModelFolder, load_model
+from mvrbm.cli.sequences import ModelFolder, TableOut, load_model, write_table
 
-_TABLE_HELP = "A .csv file."
 _CONTACTS_PLOT_HELP = "Also draw the contact map (.png, .svg or .pdf)."
 _MUTATIONS_PLOT_HELP = "Also draw the effects as a heat map (.png, .svg or .pdf)."
 _DISTANCES_HELP = (
@@ -21,8 +17,6 @@ _AVERAGE_HELP = "Sequences to average the couplings over, such as the training s
 _SEPARATION_HELP = "Leave out pairs of sites that are at most this far apart along the sequence."
 _REFERENCE_HELP = "The sequence to mutate: its letters, or a file whose first sequence is used."
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf")
-
-TableOut = Annotated[Path, opt.argument("OUT", _TABLE_HELP)]
 
 
 def contacts(
@@ -55,7 +49,7 @@ def contacts(
         header.append("distance")
         for row, distance in zip(rows, known[first, second].tolist(), strict=True):
             row.append("" if distance != distance else f"{distance:g}")
-    _write(out, [header, *rows])
+    write_table(out, [header, *rows])
     result: dict[str, Any] = {"out": str(out), "pairs": len(rows)}
     text = f"{out}: {len(rows):,} pairs of sites"
     if known is not None:
@@ -95,7 +89,7 @@ def mutations(
         for new, change in zip(letters, changes, strict=True)
         if new != old
     ]
-    _write(out, [["mutation", "site", "from", "to", "change"], *rows])
+    write_table(out, [["mutation", "site", "from", "to", "change"], *rows])
     if plot is not None:
         _save_plot(plot, plot_mutations, scan, sequence, letters)
     result = {"out": str(out), "mutations": len(rows), "reference": sequence, "plot": plot and str(plot)}
@@ -121,15 +115,6 @@ def _check_outputs(out: Path, plot: Path | None, force: bool) -> None:
     check_output(out, force, [".csv"])
     if plot is not None:
         check_output(plot, force, _PLOT_SUFFIXES)
-
-
-def _write(out: Path, rows: Iterable[Sequence[Any]]) -> None:
-    from mvrbm.io.atomic import replace_file
-
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    with replace_file(out) as file:
-        file.write(text.getvalue().encode())
 
 
 def _save_plot(path: Path, draw: Any, *arguments: Any, **settings: Any) -> None:

@@ -58,6 +58,16 @@ class Alignment:
     def __len__(self) -> int:
         return len(self.codes)
 
+    def __getitem__(self, rows: Any) -> Alignment:
+        """Return the alignment of some of the sequences."""
+        names = None if self.names is None else list(np.asarray(self.names, dtype=object)[rows])
+        return Alignment(self.codes[rows], self.alphabet, names)
+
+    @property
+    def n_sites(self) -> int:
+        """Number of sites of a sequence."""
+        return int(self.codes.shape[1])
+
     @property
     def sequences(self) -> list[str]:
         """The sequences as strings. Unknown sites are question marks."""
