@@ -93,7 +93,7 @@ def documented():
     return names
 
 
-PACKAGES = ["mvrbm", "mvrbm.estimators", "mvrbm.training", "mvrbm.vision"]
+PACKAGES = ["mvrbm", "mvrbm.estimators", "mvrbm.sequences", "mvrbm.training", "mvrbm.vision"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -139,7 +139,7 @@ def plot_contact_map(
     if distances is not None:
         known = np.asarray(distances, dtype=float)
         rows, columns = np.nonzero(np.triu(known < threshold, 1))
-        ax.scatter(columns + 1, rows + 1, s=14, marker="s", color="#cccccc", linewidths=0, label="structure")
+        ax.scatter(columns + 1, rows + 1, s=30, marker="s", color="#cccccc", linewidths=0, label="structure")
         kept = ~np.isnan(known[first, second])
         first, second = first[kept], second[kept]
         true = known[first, second] < threshold
@@ -150,7 +150,7 @@ def plot_contact_map(
     ax.set_xlabel("site")
     ax.set_ylabel("site")
     ax.set_aspect("equal")
-    ax.legend(loc="lower left", framealpha=0.9)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
     return ax
 
 
