@@ -24,6 +24,7 @@ from torch import Tensor
 
 from mvrbm import BoltzmannMachine, SequenceRBM
 from mvrbm.couplings import Dense
+from mvrbm.devices import resolve_device
 from mvrbm.estimators.inputs import VISIBLE
 from mvrbm.io.alignments import Alignment, read_alignment, write_fasta
 from mvrbm.io.distances import read_distances
@@ -43,24 +44,25 @@ __all__ = ["COMMANDS", "MODELS", "PARTS"]
 Array = NDArray[Any]
 SEEDS = 3
 
-#: Settings of SequenceRBM by family and name of the machine.
+#: Settings of SequenceRBM by family and name of the machine. The numbers of epochs suit a few minutes on one core. More
+#: epochs reach higher likelihoods: pass `--epochs 300` on a GPU.
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "lattice": {
-        "at most 7,000": {"hidden_shape": (20, 10), "rank": 8, "n_epochs": 100},
-        "at most 60,000": {"hidden_shape": (25, 12), "rank": 16, "n_epochs": 100},
+        "at most 7,000": {"hidden_shape": (20, 10), "rank": 8, "n_epochs": 80},
+        "at most 60,000": {"hidden_shape": (25, 12), "rank": 16, "n_epochs": 60},
     },
     "PF00072": {
-        "default": {},
-        "sites and letters": {"hidden_shape": (40, 10), "rank": 20},
-        "dense": {"hidden_shape": (200, 1), "coupling": "dense"},
+        "shared letters (default)": {"n_epochs": 15},
+        "sites and letters": {"hidden_shape": (40, 10), "rank": 20, "n_epochs": 15},
+        "dense": {"coupling": "dense", "n_epochs": 15},
     },
 }
 # Sequences of the training set on which settings are chosen.
 _VALIDATION = {"lattice": 5_000, "PF00072": 4_000}
 # Number of annealed chains, of temperatures, and of Gibbs steps of the chains before reverse annealing.
-_ANNEALING = {"lattice": (500, 3000, 300), "PF00072": (300, 2000, 200)}
+_ANNEALING = {"lattice": (500, 2000, 200), "PF00072": (150, 800, 100)}
 # Test sequences for the curves of pseudo-likelihoods.
-_CURVE_SEQUENCES = 300
+_CURVE_SEQUENCES = 200
 
 
 # -- data -------------------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ def load(name: str, data_dir: str | None, *, validate: bool) -> Family:
     """Return a family. If `validate` is True, the test set is the last part of the training set."""
 
     def read(file: str) -> Alignment:
-        return read_alignment(data_file(f"sequences/{file}", data_dir), "protein")
+        return read_alignment(data_file(f"sequences/{file}", data_dir))
 
     distances = None
     if name == "lattice":
@@ -94,9 +96,7 @@ def load(name: str, data_dir: str | None, *, validate: bool) -> Family:
 
 
 def _split(alignment: Alignment, last: int) -> tuple[Alignment, Alignment]:
-    return Alignment(alignment.codes[:-last], alignment.alphabet), Alignment(
-        alignment.codes[-last:], alignment.alphabet
-    )
+    return alignment[:-last], alignment[-last:]
 
 
 def one_hot(alignment: Alignment) -> Tensor:
@@ -134,14 +134,14 @@ class Curve(Callback):
 
 def pseudo_likelihood(machine: BoltzmannMachine, states: Tensor) -> float:
     """Return the mean log-probability of a letter given all others, in nats per site."""
-    exact = pseudo_log_likelihood(machine, states, n_sites=None, check=False).values
+    exact = pseudo_log_likelihood(machine, states.to(machine.like), n_sites=None, check=False).values
     return float(exact.mean()) / states.shape[1]
 
 
 def measure(machine: BoltzmannMachine, family: Family, name: str, seed: int) -> dict[str, Any]:
     """Return the likelihood of test sequences, with its interval, and the precision of contacts."""
     chains, temperatures, burn_in = _ANNEALING[name]
-    train, test = one_hot(family.train), one_hot(family.test)
+    train, test = (one_hot(part).to(machine.like) for part in (family.train, family.test))
     rows = np.random.default_rng(seed).permutation(len(train))[:chains]
     center = {VISIBLE: train.mean(0, keepdim=True)}
     found = log_likelihood_interval(
@@ -172,14 +172,15 @@ def contacts(scores: Array, distances: Array) -> list[float]:
 def ours(settings: Mapping[str, Any], place: Place) -> Outcome:
     """Fit and score `SequenceRBM`."""
     family = load(settings["family"], place.data_dir, validate=settings["validate"])
-    options = dict(MODELS[settings["family"]][settings["model"]])
-    model = SequenceRBM(**options, random_state=settings["seed"], device="cpu")
-    if settings["epochs"] is not None:
-        model.set_params(n_epochs=settings["epochs"])
+    options = settings["options"]
+    if "hidden_shape" in options:
+        options = {**options, "hidden_shape": tuple(options["hidden_shape"])}
+    # Test sequences have no weights, so training sequences have none either.
+    model = SequenceRBM(identity=None, **options, random_state=settings["seed"], device=place.device)
     curve = Curve(family)
-    began = time.process_time()
     model.fit(family.train, callbacks=[curve])
-    numbers = {"parameters": model.n_parameters_, "seconds": time.process_time() - began, "curve": curve.points}
+    about = {"parameters": model.n_parameters_, "epochs": model.n_epochs_, "updates": model.n_updates_}
+    numbers = {**about, "seconds": curve.seconds, "curve": curve.points}
     return Outcome(numbers | measure(model.machine_, family, settings["family"], settings["seed"]))
 
 
@@ -202,7 +203,7 @@ def rbms(settings: Mapping[str, Any], place: Place) -> Outcome:
     chains = params.init_chains(size)
     optimizer = torch.optim.SGD(params.parameters(), lr=settings["learning_rate"], maximize=True)
     curve = Curve(family)
-    began, updates, machine = time.process_time(), 0, None
+    updates, machine = 0, None
     while curve.seconds < settings["seconds"]:
         chosen = torch.randperm(n)[:size]
         optimizer.zero_grad(set_to_none=False)
@@ -215,7 +216,7 @@ def rbms(settings: Mapping[str, Any], place: Place) -> Outcome:
         machine = from_rbms(params)
         curve.measure(updates, machine)
     assert machine is not None
-    numbers = {"parameters": machine.n_parameters, "seconds": time.process_time() - began, "updates": updates}
+    numbers = {"parameters": machine.n_parameters, "seconds": curve.seconds, "updates": updates}
     found = measure(machine, family, settings["family"], settings["seed"])
     return Outcome({**numbers, "curve": curve.points, **found})
 
@@ -284,8 +285,9 @@ def plan(*, seeds: int, epochs: int | None, validate: bool) -> Iterator[Run]:
 
     for family, models in MODELS.items():
         for seed in range(seeds if family == "lattice" else 1):
-            for index, model in enumerate(models):
-                settings: dict[str, Any] = {"family": family, "model": model, "epochs": epochs}
+            for index, (model, options) in enumerate(models.items()):
+                given = options if epochs is None else {**options, "n_epochs": epochs}
+                settings: dict[str, Any] = {"family": family, "model": model, "options": given}
                 yield run(f"{family}-{index}", "ours", ours, settings, seed)
     for family, seconds in _SECONDS.items():
         for name, options in _RBMS.items():
@@ -313,15 +315,11 @@ def _rows(store: Store, runs: list[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
-    names = [
-        "family: machine",
-        "parameters",
-        "nats per site",
-        "interval",
-        "contacts at L/2, L, 2L",
-        "processor seconds",
-    ]
+_HEADER = ["family: machine", "parameters", "nats per site", "interval", "contacts at L/2, L, 2L", "processor seconds"]
+
+
+def _lines(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the cells of the table, one line per machine."""
     lines = []
     for row in rows:
         low, high = row.get("interval", (None, None))
@@ -335,12 +333,12 @@ def _table(rows: list[dict[str, Any]]) -> str:
                 f"{row['seconds']:.0f}",
             ]
         )
-    return markdown_table(names, lines)
+    return lines
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
     add_parts(parser, PARTS)
-    add_study_options(parser, "sequences", "--only", "--data-dir")
+    add_study_options(parser, "sequences", "--only", "--device", "--data-dir")
     parser.add_argument("--seeds", type=count, default=SEEDS, help=f"Number of seeds. Default: {SEEDS}.")
     parser.add_argument("--epochs", type=count, help="Number of epochs. Default: that of each machine.")
     parser.add_argument("--validate", action="store_true", help="Score validation sequences instead of the test set.")
@@ -351,14 +349,15 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
     if not options.report_only:
         store = Store.within(options.work)
         runs = list(plan(seeds=options.seeds, epochs=options.epochs, validate=options.validate))
-        place = Place(store, "cpu", options.data_dir, options.work)
+        place = Place(store, resolve_device(options.device).type, options.data_dir, options.work)
         try:
             run_parts(runs, options.parts or list(PARTS), place, only=options.only)
         finally:
             options.out.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"rows": _rows(store, runs), "threads": torch.get_num_threads()})
+            rows = _rows(store, runs)
+            write_json(path, {"rows": rows, "table": _lines(rows), "header": _HEADER, "device": place.device})
     found = read_results(path)
-    return found, _table(found["rows"])
+    return found, markdown_table(found["header"], found["table"])
 
 
 COMMANDS = {
