@@ -137,8 +137,8 @@ _GENERATIVE = Recipe(n_epochs=100, negative=PCD(100), rate_factor=8.0, momentum=
 #: Named recipes. `default` learns features and is stable for all units, orders, ranks and sizes. `generative` maximizes
 #: the likelihood with persistent chains and a large learning rate that decreases to zero over the planned updates.
 #: `sequences` is the same for one-hot data: all layers are centered, and the learning rate is larger, because rare
-#: categories vary less than the bound on their variance. `paper` is Algorithm 1 as published, with one epoch per iteration. The paper does not specify how the
-#: factors are initialized, so they are drawn from N(0, 0.01^2).
+#: categories vary less than the bound on their variance. `paper` is Algorithm 1 as published, with one epoch per
+#: iteration. The paper does not specify how the factors are initialized, so they are drawn from N(0, 0.01^2).
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(),
     "generative": _GENERATIVE,
