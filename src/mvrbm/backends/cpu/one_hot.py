@@ -2,8 +2,9 @@
 
 A product of `W` with a one-hot sample is a sum of one row of the transposed `W` per site. These sums cost less than the
 products with small factors that they replace, so this backend expands all couplings to full matrices in every update,
-and converts the gradient for `W` to the gradient for the factors. On one core, updates for sequences of 27 sites and 20
-letters with 200 hidden units are 2 to 3 times faster than with the next faster backend.
+and converts the gradient for `W` to the gradient for the factors. On one core of an AMD EPYC, PCD updates take 1.7 ms
+instead of 4.3 ms for 27x20 -> 25x12 at rank 16, 8.6 ms instead of 39 ms for 112x21 -> 40x10 at rank 20, and 4.3 ms
+instead of 8.4 ms for a dense coupling from 112x21 to 200 hidden units (processor time, 100 samples and 100 chains).
 """
 
 import functools
