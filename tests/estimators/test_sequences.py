@@ -54,7 +54,7 @@ def probabilities(model):
 def test_it_is_the_machine_of_one_hot_arrays(model):
     """The same settings, data and weights give the same MVRBM."""
     data = as_alignment(family(), LETTERS)
-    arrays = MVRBM((2, 2), visible="categorical", recipe="generative", rank=2, n_epochs=30, learning_rate=0.3,
+    arrays = MVRBM((2, 2), visible="categorical", recipe="sequences", rank=2, n_epochs=30, learning_rate=0.3,
                    batch_size=16, random_state=0)  # fmt: skip
     weights = identity_weights(data.codes, 0.8)
     arrays.fit(data.one_hot(), sample_weight=weights)
@@ -62,6 +62,16 @@ def test_it_is_the_machine_of_one_hot_arrays(model):
     np.testing.assert_array_equal(model.transform(family()), arrays.transform(data.one_hot()))
     np.testing.assert_array_equal(model.free_energy(family()), arrays.free_energy(data.one_hot()))
     assert model.n_effective_ == pytest.approx(weights.sum())
+
+
+def test_hidden_units_share_the_embeddings_of_the_letters():
+    """With a number of hidden units, W has a matrix of rank `rank` between the letters and everything else."""
+    fitted = SequenceRBM(5, **SETTINGS).fit(family())
+    weights = fitted.machine_.links["visible"].dense().detach().reshape(5 * SITES, len(LETTERS))
+    assert torch.linalg.matrix_rank(weights) == SETTINGS["rank"]
+    assert fitted.transform(family()).shape == (60, 5)
+    dense = SequenceRBM(5, **{**SETTINGS, "coupling": "dense"}).fit(family())
+    assert dense.n_parameters_ == 5 * SITES * 3 + SITES * 3 + 5
 
 
 def test_weights_by_identity_are_the_default():
@@ -249,7 +259,7 @@ BAD = [
     (lambda model: clone(model).fit(["ABCA"] * 5, sample_weight=[1, 2]), "sample_weight"),
     (lambda model: clone(model).fit([]), "contains no sequences"),
     (lambda model: clone(model).set_params(identity=80).fit(family()), "threshold must be at least 0 and at most 1"),
-    (lambda model: clone(model).set_params(hidden_shape=(4,)).fit(family()), "hidden_shape .* has 1 axis"),
+    (lambda model: clone(model).set_params(hidden_shape=(4, 2, 2)).fit(family()), "hidden_shape .* has 3 axes"),
 ]
 
 

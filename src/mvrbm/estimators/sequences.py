@@ -337,8 +337,10 @@ class SequenceRBM(AlignedRBM):
 
     Parameters
     ----------
-    hidden_shape : tuple of int, default=(40, 10)
-        Shape of the hidden layer. The first axis meets the sites, and the second axis meets the letters.
+    hidden_shape : int or tuple of int, default=200
+        Number of hidden units, or shape of a hidden matrix whose first axis meets the sites and whose second axis meets
+        the letters. With a number, every hidden unit has separate weights for each site, and all units share `rank`
+        embeddings of the letters.
     alphabet : str or Alphabet, optional
         ``"protein"``, ``"rna"``, ``"dna"``, or the letters themselves. Default: detected from the sequences. It has no
         gap if no training sequence has one.
@@ -351,7 +353,7 @@ class SequenceRBM(AlignedRBM):
         Coupling to use instead of ``Kronecker(rank)``. See :class:`~mvrbm.MVRBM`.
     hidden : str, default="bernoulli"
         Unit type of the hidden layer. See :class:`~mvrbm.MVRBM`.
-    recipe : str or Recipe, default="generative"
+    recipe : str or Recipe, default="sequences"
         Training settings. See :class:`~mvrbm.MVRBM`.
     n_epochs, batch_size, learning_rate, negative, n_chains, gibbs_steps, warm_start
         See :class:`~mvrbm.MVRBM`.
@@ -388,10 +390,14 @@ class SequenceRBM(AlignedRBM):
     """
 
     visible: Any = field(default="categorical", init=False)
-    hidden_shape: Any = (40, 10)
+    hidden_shape: Any = 200
     _: KW_ONLY
     alphabet: str | Alphabet | None = None
     identity: float | None = 0.8
     rank: int = 8
     coupling: Any = None
-    recipe: str | Recipe = "generative"
+    recipe: str | Recipe = "sequences"
+
+    def _new_hidden_shape(self, units: Mapping[str, Unit]) -> tuple[int, ...]:
+        shape = super()._new_hidden_shape(units)
+        return (*shape, 1) if self.coupling is None and len(shape) == 1 else shape

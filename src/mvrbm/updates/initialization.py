@@ -17,15 +17,13 @@ from mvrbm.updates.gradient import Centering
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
 
-# The next three constants were tuned on held-out MNIST training digits and on photograph patches, for sizes from 4x4 to
+# The next two constants were tuned on held-out MNIST training digits and on photograph patches, for sizes from 4x4 to
 # 128x128, orders 1 to 4, and ranks 1 to 16. The results are in docs/learning.md.
 # Learning rate as a multiple of the inverse curvature.
 _RATE = 3.0
 # The same for coupled Gaussian layers. For a singular value w of the coupling, the gradient of CD-1 is proportional to
 # w (c - c w^4 - w^2 - 1), where c is the variance of the data in that direction. Near w = 1, its slope is -4 (c + 1).
 _GAUSSIAN_RATE = 0.25
-# Upper limit on the computed learning rate.
-_LARGEST_RATE = 0.5
 # Initial standard deviation of the hidden fields.
 _FIELD_SPREAD = 0.3
 # Total variance below which the data is considered nearly constant. The initial weights are then smaller.
@@ -163,7 +161,7 @@ def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, M
         factor = 1.0 if recipe.rate_decay is None else _RATE
     if hidden.gaussian and any(unit.gaussian for unit in machine.layers.values()):
         factor = _GAUSSIAN_RATE
-    return min(_LARGEST_RATE, factor / (rows + columns))
+    return min(recipe.largest_rate, factor / (rows + columns))
 
 
 def _power(
