@@ -27,7 +27,7 @@ class Recipe:
     learning_rate : float, optional
         Learning rate for the coupling matrix `W`, or for its factors if `normalized` is False. If None, the learning
         rate is computed from the sizes of the layers and the variance of the data. See
-        :func:`mvrbm.updates.initialization.safe_rate`.
+        :func:`mvrbm.updates.initialization.safe_rates`.
     rate_factor : float
         Factor by which the computed learning rate is multiplied if all units have bounded statistics (Bernoulli,
         Categorical, etc.).
