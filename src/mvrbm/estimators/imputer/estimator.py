@@ -21,10 +21,12 @@ from mvrbm.errors import StorageError
 from mvrbm.estimators.batches import Array
 from mvrbm.estimators.imputer.correction import FILLED, FILLED_UNBOUNDED, Correction, CorrectionTrainer
 from mvrbm.estimators.imputer.factors import Factors
+from mvrbm.estimators.imputer.linear import Linear
 from mvrbm.estimators.imputer.masking import Samples, hold_out
-from mvrbm.estimators.imputer.predictor import Predictor
+from mvrbm.estimators.imputer.predictor import Calibration, Predictor
+from mvrbm.estimators.imputer.residuals import Residuals
 from mvrbm.estimators.imputer.scaling import Scaling, data_range
-from mvrbm.estimators.imputer.selection import choose_factors, entry_weights, fit_to_shown
+from mvrbm.estimators.imputer.selection import choose_linear, entry_weights
 from mvrbm.estimators.inputs import dtype_for, without_wrapper
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names
@@ -194,21 +196,19 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         data = hold_out(x, known, self._shape_out, rng)
         weights = entry_weights(x, known, per_entry=is_table)
         self.errors_: dict[str, float] = {}
-        chosen = choose_factors(data, weights, self._shape_out, self.sample_axes, self.n_factors, self._report)
+        chosen = choose_linear(data, weights, self._shape_out, self.sample_axes, self.n_factors, self._report)
         self.sample_axes_ = chosen.sample_axes
-        center = chosen.factors.mean
+        center = chosen.linear.factors.mean
         scale = torch.where(weights > 0, 1 / torch.sqrt(weights), 1.0).expand_as(center).clone()
         scaling = Scaling(low, high, center, scale)
-        shape = self._sample_shape()
-        samples = data.reshape(math.prod(shape))
+        samples = data.reshape(math.prod(self._sample_shape()))
         correction = None
         if self._tries_correction(len(samples.x)):
-            linear = chosen.factors.with_noise(chosen.noise)
-            correction = self._train_correction(linear, scaling, samples, weights, rng)
-        n_factors = chosen.factors.loadings.shape[1]
-        factors = fit_to_shown(samples.x, samples.known, n_factors, chosen.factors).with_noise(chosen.noise)
-        self._set_models(factors.machine(shape), correction, scaling)
-        self._calibration = self._predictor.calibration(samples)
+            correction = self._train_correction(chosen.linear, scaling, samples, weights, rng)
+        nothing = Calibration([1.0], [1.0])
+        calibration = Predictor(chosen.linear, correction, scaling, nothing).calibrated(samples)
+        linear = chosen.refit(samples)
+        self._set_models(linear.factors.machine(self._sample_shape()), linear.residuals, correction, scaling, calibration)
         used = "no correction" if correction is None else "a correction"
         self._print(f"selected: sample_axes={self.sample_axes_}, n_factors={self.n_factors_}, {used}")
 
@@ -226,14 +226,11 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         return self.correction != "none"
 
     def _train_correction(
-        self, factors: Factors, scaling: Scaling, samples: Samples, weights: Tensor, rng: RandomSource
+        self, linear: Linear, scaling: Scaling, samples: Samples, weights: Tensor, rng: RandomSource
     ) -> Correction | None:
-        """Train and return a correction.
-
-        If ``correction="auto"`` and the correction does not reduce the error, return None.
-        """
-        trainer = CorrectionTrainer(
-            factors=factors,
+        """Train and return a correction. With ``correction="auto"``, return None if it does not reduce the error."""
+        return CorrectionTrainer(
+            linear=linear,
             scaling=scaling,
             samples=samples,
             shape=self._sample_shape(),
@@ -246,16 +243,23 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             rng=rng,
             report=self._report,
             filled=FILLED if self.clip else FILLED_UNBOUNDED,
+            optional=self.correction == "auto",
             note_time=self._note_time,
-        )
-        error, correction = trainer.train()
-        return correction if self.correction != "auto" or error < trainer.linear_error() else None
+        ).train()
 
-    def _set_models(self, machine: BoltzmannMachine, correction: Correction | None, scaling: Scaling) -> None:
+    def _set_models(
+        self,
+        machine: BoltzmannMachine,
+        residuals: Residuals | None,
+        correction: Correction | None,
+        scaling: Scaling,
+        calibration: Calibration,
+    ) -> None:
         device = resolve_device(self.device)
         self.machine_ = machine.to(device)
         self.correction_ = None if correction is None else correction.to(device)
-        self._predictor = Predictor(Factors.of(self.machine_), self.correction_, scaling)
+        linear = Linear(Factors.of(self.machine_), None if residuals is None else residuals.to(device))
+        self._predictor = Predictor(linear, self.correction_, scaling, calibration)
 
     def _report(self, tried: str, error: float) -> None:
         """Record the error of a model in `errors_` and print it if `verbose` is nonzero."""
@@ -302,7 +306,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         rng = RandomSource(seed_of(self.random_state))
 
         def drawn(x: Tensor, known: Tensor) -> Tensor:
-            return self._predictor.draw(x, known, self._calibration, rng)
+            return self._predictor.draw(x, known, rng)
 
         return [self._filled(X, drawn) for _ in range(n)]
 
@@ -314,7 +318,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         """
         check_is_fitted(self)
         rows = self._read(X, reset=False)
-        deviations = self._calibration * self._map_samples(rows, self._predictor.deviation)
+        deviations = self._map_samples(rows, self._predictor.deviation)
         found = torch.where(torch.isnan(rows), deviations, 0.0).numpy().reshape(len(rows), *self._shape_out)
         return self._encoding.with_copied(found, X)
 
