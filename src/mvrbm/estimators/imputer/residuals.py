@@ -58,7 +58,8 @@ class Residuals:
         """
         step = -(-len(x) // _MOST_FITTED)
         x, known = x[::step], known[::step]
-        scale = torch.sqrt(factors.noise)
+        noise_variance = factors.noise if len(shape) == 1 else factors.noise.mean().expand_as(factors.noise)
+        scale = torch.sqrt(noise_variance)
         residuals = torch.where(known, (x - factors.conditional_mean(x, known)) / scale, 0.0).reshape(-1, *shape)
         weights = known.to(x.dtype).reshape(-1, *shape)
         found = []

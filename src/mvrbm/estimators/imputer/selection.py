@@ -31,7 +31,7 @@ _BETTER = 0.995
 # Multiples of the learned noise variances to try. With few samples, the factors overfit.
 _NOISES = (1.0, 2.0, 4.0)
 # Variances of the noise of correlated residuals to try.
-_RESIDUAL_NOISES = (0.03, 0.3)
+_RESIDUAL_NOISES = (0.01, 0.03, 0.3)
 # A step is accepted only if it reduces the error by more than this multiple of the standard error of the difference.
 _SURE = 2.0
 # Maximum number of samples with held-out entries used to choose the structure of residuals.
@@ -117,10 +117,17 @@ def _smaller(best: LinearChoice | None, found: LinearChoice | None) -> LinearCho
 
 
 def surely_smaller(errors: Tensor, others: Tensor) -> bool:
-    """Return whether the errors of samples are smaller than others by more than twice the standard error."""
+    """Return whether the mean of the errors of samples is smaller than that of others, by more than chance.
+
+    The mean difference, or the mean relative difference, must exceed twice its standard error. The relative difference
+    has less noise if the errors of some samples are much larger than those of others.
+    """
     differences = (others - errors).double()
+    relative = differences / (others + errors).double().clamp(min=torch.finfo(others.dtype).tiny)
     n = len(differences)
-    return n > 1 and float(differences.mean()) > _SURE * float(differences.std()) / math.sqrt(n)
+    if n < 2 or not float(differences.mean()) > 0:
+        return False
+    return any(float(each.mean()) > _SURE * float(each.std()) / math.sqrt(n) for each in (differences, relative))
 
 
 class _Trials:
