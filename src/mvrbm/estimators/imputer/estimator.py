@@ -58,6 +58,9 @@ _BATCH_ENTRIES = 2**24
 _TENSORS = ("low", "high", "center", "scale")
 # Maps tensor names to names in model files, which keep the spelling of version 0.2.
 _SAVED_TENSORS = {"center": "centre"}
+# Names of the tensors in `Residuals` in model files.
+_RESIDUAL_SCALE = "residual_scale"
+_COVARIANCE = "covariance_{}"
 
 
 @register("MVRBMImputer")
@@ -419,7 +422,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             "shape": list(self._shape_in),
             "sample_axes": self.sample_axes_,
             "errors": self.errors_,
-            "calibration": self._calibration,
+            "calibration": self._predictor.calibration.describe(),
+            "residual_noise": None if (residuals := self._predictor.linear.residuals) is None else residuals.noise,
             "feature_names": saved_names(self),
         }
         return {**super()._description(), "fitted": fitted}
@@ -428,6 +432,9 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         machines = [self.machine_, *(() if self.correction_ is None else self.correction_.children())]
         scaling = self._predictor.scaling
         tensors = {_SAVED_TENSORS.get(name, name): getattr(scaling, name) for name in _TENSORS}
+        if (residuals := self._predictor.linear.residuals) is not None:
+            tensors |= {_RESIDUAL_SCALE: residuals.scale}
+            tensors |= {_COVARIANCE.format(axis): matrix for axis, matrix in enumerate(residuals.covariances)}
         write_machines(machines, folder, extra, tensors)
 
     @torch.no_grad()
@@ -440,22 +447,33 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         shape = self._sample_shape()
         size = (math.prod(shape),)
         range_shape = self._shape_out if len(self._shape_in) == 1 else ()
+        noise = fitted.get("residual_noise")  # absent before version 0.3
+        of_residuals: dict[str, tuple[int, ...]] = {}
+        if noise is not None:
+            of_residuals = {_COVARIANCE.format(axis): (length, length) for axis, length in enumerate(shape)}
+            of_residuals[_RESIDUAL_SCALE] = size
 
         def tensor_shapes(machines: Sequence[BoltzmannMachine]) -> dict[str, tuple[int, ...]]:
             _check_machines(machines, shape)
-            return {"low": range_shape, "high": range_shape, _SAVED_TENSORS["center"]: size, "scale": size}
+            of_scaling = {"low": range_shape, "high": range_shape, _SAVED_TENSORS["center"]: size, "scale": size}
+            return {**of_scaling, **of_residuals}
 
         (machine, *correction), tensors = read_machines(folder, tensor_shapes)
         self.errors_ = {str(name): float(error) for name, error in fitted["errors"].items()}
-        self._calibration = number(fitted["calibration"], "calibration")
         restore_names(self, fitted["feature_names"])
         scaling = Scaling(**{name: tensors[_SAVED_TENSORS.get(name, name)] for name in _TENSORS})
-        self._set_models(machine, Correction(*correction) if correction else None, scaling)
+        residuals = None
+        if noise is not None:
+            matrices = tuple(tensors[_COVARIANCE.format(axis)] for axis in range(len(shape)))
+            noise = number(noise, "residual_noise", exclude_low=True)
+            residuals = Residuals(matrices, noise, tensors[_RESIDUAL_SCALE])
+        calibration = Calibration.from_description(fitted["calibration"])
+        self._set_models(machine, residuals, Correction(*correction) if correction else None, scaling, calibration)
         self._check_finite(folder)
 
     def _check_finite(self, folder: Path) -> None:
         """Raise StorageError if the saved parameters lead to predictions that are not finite."""
-        mean = self._predictor.factors.mean
+        mean = self._predictor.linear.factors.mean
         every_second = torch.arange(len(mean), device=mean.device) % 2 == 1
         scaling = self._predictor.scaling
         standardized = (mean.cpu() + 1 - scaling.center) / scaling.scale

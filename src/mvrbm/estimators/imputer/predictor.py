@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from mvrbm.estimators.imputer.linear import Linear
 from mvrbm.estimators.imputer.masking import Samples
 from mvrbm.estimators.imputer.scaling import Scaling
 from mvrbm.random import RandomSource
+from mvrbm.validation import number
 
 # Probability that a normal variable is within two standard deviations.
 _TWO_DEVIATIONS = 0.9545
@@ -51,6 +53,19 @@ class Calibration:
                 levels.append(float((deviations[part] / scale[part]).median()))
                 multiples.append(ratio if ratio > 0 else 1.0)
         return cls(levels or [1.0], multiples or [1.0])
+
+    def describe(self) -> list[list[float]]:
+        """Return pairs of levels and multiples."""
+        return [list(pair) for pair in zip(self.levels, self.multiples, strict=True)]
+
+    @classmethod
+    def from_description(cls, described: Any) -> Calibration:
+        """Create a calibration from its description. Up to version 0.2, this was one multiple for all entries."""
+        if not isinstance(described, list):
+            return cls([1.0], [number(described, "calibration")])
+        pairs = [[number(value, "calibration") for value in pair] for pair in described]
+        levels, multiples = zip(*pairs, strict=True)
+        return cls(levels, multiples)
 
     def apply(self, deviations: Tensor, scale: Tensor) -> Tensor:
         """Multiply standard deviations of shape (n, D)."""

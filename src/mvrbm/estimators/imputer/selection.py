@@ -149,6 +149,7 @@ class _Trials:
         self.weights = weights
         held = samples.with_held_entries()
         self.n_tested = len(held.x)
+        self.n_cuts = math.prod(shape[: axes - 1])  # samples per entry of the first axis
         self.tested = held.reshape(size)
         self.n_factors = n_factors
         self.report = report
@@ -193,7 +194,7 @@ class _Trials:
     def _choice(self, linear: Linear, structures: tuple[str, ...], noise: float = 1.0) -> LinearChoice:
         tested = self.tested
         predicted = linear.conditional_mean(tested.x, tested.shown) if len(tested.x) else tested.x
-        squares = squared_errors(predicted, tested, self.weights).reshape(self.n_tested, -1).sum(1)
+        squares = squared_errors(predicted, tested, self.weights).sum(1).reshape(self.n_tested, self.n_cuts).sum(1)
         error = math.sqrt(float(squares.sum() / tested.held.sum().clamp(min=1)))
         return LinearChoice(linear, noise, self.axes, self.shape, structures, squares, error)
 
@@ -204,7 +205,7 @@ class _Trials:
         """Return structures of the axes that reduce the error. Axes are added for as long as the error decreases."""
         few = copy(self)
         few.n_tested = min(self.n_tested, _FEW_TESTED)
-        few.tested = self.tested.first(len(self.tested.x) * few.n_tested // max(self.n_tested, 1))
+        few.tested = self.tested.first(few.n_tested * self.n_cuts)
         chosen = self.independent
         best = few._choice(Linear(factors), chosen)
         while True:
