@@ -17,6 +17,7 @@ from mvrbm.estimators.imputer.factors import Factors, fit_factors
 from mvrbm.estimators.imputer.linear import Linear
 from mvrbm.estimators.imputer.masking import Samples
 from mvrbm.estimators.imputer.residuals import NOISE, Residuals, structures_of_axis
+from mvrbm.estimators.imputer.separable import fit_separable, is_applicable
 from mvrbm.validation import whole_number
 
 # Maximum number of factors for data with missing entries, which requires solving a linear system for each sample.
@@ -57,8 +58,12 @@ class LinearChoice:
     errors: Tensor  # sum of weighted squared errors on held-out entries, per sample along the first axis
     error: float
 
+    separable: bool = False  # whether the model is that of `fit_separable`
+
     def refit(self, samples: Samples) -> Linear:
         """Return the same model, fitted to all known entries."""
+        if self.separable:
+            return Linear(fit_separable(samples.x, samples.known, self.shape))
         start, residuals = self.linear.factors.with_noise(1 / self.noise), self.linear.residuals
         factors = fit_to_shown(samples.x, samples.known, start.loadings.shape[1], start)
         if residuals is not None:
@@ -78,7 +83,7 @@ def choose_linear(
 ) -> LinearChoice:
     """Return the linear model that predicts held-out entries best.
 
-    Residuals are correlated only if this reduces the error by more than twice its standard error.
+    Correlated residuals and a separable covariance are used only if they reduce the error by more than chance.
 
     Parameters
     ----------
@@ -98,15 +103,20 @@ def choose_linear(
     """
     simple: LinearChoice | None = None
     correlated: LinearChoice | None = None
+    separable: LinearChoice | None = None
     for axes in _sample_axes_to_try(sample_axes, shape, len(samples.x)):
         trials = _Trials(samples, weights, shape, axes, n_factors, report)
         found, better = trials.run()
         simple = _smaller(simple, found)
         correlated = _smaller(correlated, better)
+        if n_factors is None and is_applicable(len(trials.samples.x), trials.shape):
+            separable = _smaller(separable, trials.separable())
     assert simple is not None
-    if correlated is not None and surely_smaller(correlated.errors, simple.errors):
-        return correlated
-    return simple
+    best = simple
+    for other in (correlated, separable):
+        if other is not None and surely_smaller(other.errors, best.errors):
+            best = other
+    return best
 
 
 def _smaller(best: LinearChoice | None, found: LinearChoice | None) -> LinearChoice | None:
@@ -185,6 +195,13 @@ class _Trials:
             )
             correlated.best = min([best, *(self._choice(linear, structures) for linear in others)], key=_error)
         return simple.best, correlated.best
+
+    def separable(self) -> LinearChoice:
+        """Return the model with a covariance that is diagonal in a separable basis."""
+        factors = fit_separable(self.samples.x, self.samples.shown, self.shape)
+        found = replace(self._choice(Linear(factors), self.independent), separable=True)
+        self.report(f"sample_axes={self.axes}, separable covariance", found.error)
+        return found
 
     def _with_best_noise(self, factors: Factors) -> LinearChoice:
         noises = _NOISES if len(self.tested.x) else _NOISES[:1]
