@@ -38,7 +38,7 @@ _MARGIN = 0.01
 FILLED = ("gaussian", "bernoulli")
 FILLED_UNBOUNDED = ("gaussian",)
 # Number of updates in a trial run. The unit type with the smaller error after the trial run is selected.
-_TRIAL_UPDATES = 300
+_TRIAL_UPDATES = 100
 # Minimum number of updates if the number of epochs is not given.
 _FEWEST_UPDATES = 3000
 # Maximum number of updates if the number of epochs is not given.

@@ -18,7 +18,7 @@ from mvrbm.units.whitened import mode_products
 
 # Maximum number of steps of the conjugate gradient method, and the squared relative error at which it stops.
 _STEPS = 40
-_TOLERANCE = 1e-6
+_TOLERANCE = 1e-8
 # Maximum number of samples used to estimate covariances.
 _MOST_FITTED = 1000
 # Maximum length of an axis with a covariance matrix.
@@ -58,8 +58,8 @@ class Residuals:
         """
         step = -(-len(x) // _MOST_FITTED)
         x, known = x[::step], known[::step]
-        noise_variance = factors.noise if len(shape) == 1 else factors.noise.mean().expand_as(factors.noise)
-        scale = torch.sqrt(noise_variance)
+        # Entries of an array have the same unit, but columns of a table do not.
+        scale = torch.sqrt(factors.noise if len(shape) == 1 else factors.noise.mean().expand_as(factors.noise))
         residuals = torch.where(known, (x - factors.conditional_mean(x, known)) / scale, 0.0).reshape(-1, *shape)
         weights = known.to(x.dtype).reshape(-1, *shape)
         found = []

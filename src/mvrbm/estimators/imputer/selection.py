@@ -30,11 +30,15 @@ _STEPS = 15
 # so far.
 _BETTER = 0.995
 # Multiples of the learned noise variances to try. With few samples, the factors overfit.
-_NOISES = (1.0, 2.0, 4.0)
+_NOISES = (1.0, 4.0, 16.0)
+# With correlated residuals, the multiple is increased by this factor for as long as this reduces the error, up to the
+# maximum. The noise then stands for everything that is not common to all samples.
+_NOISE_STEP = 8.0
+_MOST_NOISE = 512.0
 # Variances of the noise of correlated residuals to try.
 _RESIDUAL_NOISES = (0.01, 0.03, 0.3)
-# A step is accepted only if it reduces the error by more than this multiple of the standard error of the difference.
-_SURE = 2.0
+# A model is accepted only if it reduces the error by more than this multiple of the standard error of the difference.
+_SURE = 1.0
 # Maximum number of samples with held-out entries used to choose the structure of residuals.
 _FEW_TESTED = 100
 # Maximum number of samples used to fit factors to data with missing entries.
@@ -65,12 +69,12 @@ class LinearChoice:
         if self.separable:
             return Linear(fit_separable(samples.x, samples.known, self.shape))
         start, residuals = self.linear.factors.with_noise(1 / self.noise), self.linear.residuals
-        factors = fit_to_shown(samples.x, samples.known, start.loadings.shape[1], start)
+        factors = fit_to_shown(samples.x, samples.known, start.loadings.shape[1], start).with_noise(self.noise)
         if residuals is not None:
             residuals = Residuals.fit(
                 factors, samples.x, samples.known, self.shape, self.structures, residuals.noise
             )
-        return Linear(factors.with_noise(self.noise), residuals)
+        return Linear(factors, residuals)
 
 
 def choose_linear(
@@ -105,18 +109,15 @@ def choose_linear(
     correlated: LinearChoice | None = None
     separable: LinearChoice | None = None
     for axes in _sample_axes_to_try(sample_axes, shape, len(samples.x)):
-        trials = _Trials(samples, weights, shape, axes, n_factors, report)
+        trials = Trials(samples, weights, shape, axes, n_factors, report)
         found, better = trials.run()
         simple = _smaller(simple, found)
         correlated = _smaller(correlated, better)
         if n_factors is None and is_applicable(len(trials.samples.x), trials.shape):
             separable = _smaller(separable, trials.separable())
     assert simple is not None
-    best = simple
-    for other in (correlated, separable):
-        if other is not None and surely_smaller(other.errors, best.errors):
-            best = other
-    return best
+    others = [other for other in (correlated, separable) if other and surely_smaller(other.errors, simple.errors)]
+    return min(others, key=_error, default=simple)
 
 
 def _smaller(best: LinearChoice | None, found: LinearChoice | None) -> LinearChoice | None:
@@ -129,7 +130,7 @@ def _smaller(best: LinearChoice | None, found: LinearChoice | None) -> LinearCho
 def surely_smaller(errors: Tensor, others: Tensor) -> bool:
     """Return whether the mean of the errors of samples is smaller than that of others, by more than chance.
 
-    The mean difference, or the mean relative difference, must exceed twice its standard error. The relative difference
+    The mean difference, or the mean relative difference, must exceed its standard error. The relative difference
     has less noise if the errors of some samples are much larger than those of others.
     """
     differences = (others - errors).double()
@@ -140,7 +141,7 @@ def surely_smaller(errors: Tensor, others: Tensor) -> bool:
     return any(float(each.mean()) > _SURE * float(each.std()) / math.sqrt(n) for each in (differences, relative))
 
 
-class _Trials:
+class Trials:
     """Comparison of linear models for one choice of the axes that index samples."""
 
     def __init__(
@@ -169,19 +170,21 @@ class _Trials:
         """Return the best model with independent residuals, and the best model with correlated residuals."""
         factors: Factors | None = None
         structures = self.independent
+        multiple = 1.0
         simple, correlated = _Sequence(), _Sequence()
         complete = bool(self.samples.known.all())
         for count in _factor_counts_to_try(self.n_factors, *self.samples.x.shape, complete=complete):
             factors = fit_to_shown(self.samples.x, self.samples.shown, count, factors)
             description = f"sample_axes={self.axes}, n_factors={count}"
             if simple.improves:
-                found = self._with_best_noise(factors)
+                found = self.with_best_noise(factors)
                 self.report(description, found.error)
                 simple.add(found)
             if simple.count == 1:
                 structures = self._structures(factors)
             if correlated.improves and structures != self.independent:
-                found = self._choice(Linear(factors, self._residuals(factors, structures, NOISE)), structures)
+                found = self._correlated(factors, structures, multiple)
+                multiple = found.noise
                 self.report(f"{description}, correlated residuals", found.error)
                 correlated.add(found)
             if not simple.improves and not (correlated.improves and correlated.best):
@@ -193,7 +196,9 @@ class _Trials:
             others = (
                 replace(best.linear, residuals=best.linear.residuals.with_noise(noise)) for noise in _RESIDUAL_NOISES
             )
-            correlated.best = min([best, *(self._choice(linear, structures) for linear in others)], key=_error)
+            correlated.best = min(
+                [best, *(self._choice(linear, structures, best.noise) for linear in others)], key=_error
+            )
         return simple.best, correlated.best
 
     def separable(self) -> LinearChoice:
@@ -203,10 +208,24 @@ class _Trials:
         self.report(f"sample_axes={self.axes}, separable covariance", found.error)
         return found
 
-    def _with_best_noise(self, factors: Factors) -> LinearChoice:
+    def with_best_noise(self, factors: Factors) -> LinearChoice:
+        """Return the factor model with the multiple of its noise variances that predicts held-out entries best."""
         noises = _NOISES if len(self.tested.x) else _NOISES[:1]
         trials = [self._choice(Linear(factors.with_noise(noise)), self.independent, noise) for noise in noises]
         return min(trials, key=_error)
+
+    def _correlated(self, factors: Factors, structures: tuple[str, ...], multiple: float) -> LinearChoice:
+        """Return a model with correlated residuals, with at least the given multiple of the noise variances."""
+        best: LinearChoice | None = None
+        while multiple <= _MOST_NOISE:
+            noisy = factors.with_noise(multiple)
+            found = self._choice(Linear(noisy, self._residuals(noisy, structures, NOISE)), structures, multiple)
+            if best is not None and found.error >= best.error:
+                break
+            best = found
+            multiple *= _NOISE_STEP
+        assert best is not None
+        return best
 
     def _choice(self, linear: Linear, structures: tuple[str, ...], noise: float = 1.0) -> LinearChoice:
         tested = self.tested
