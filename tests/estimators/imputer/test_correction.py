@@ -101,7 +101,8 @@ def test_errors_are_measured_on_held_out_entries():
     trainer = CorrectionTrainer(
         Linear(factors), SCALING, samples, (5,), weights, "rectified", 20, 1, 8, 0.1, RandomSource(2), lambda *_: None
     )
-    # Every second sample with held-out entries counts. Each of the first two entries is half signal and half noise, and tells nothing about the others.
+    # Every second sample with held-out entries counts.
+    # Each of the first two entries is half signal and half noise, and tells nothing about the others.
     signal = np.array([0.5, 0.5, 0, 0, 0]) * samples.shown.numpy()
     first = SCALING.center.numpy() + signal * (samples.x - SCALING.center).numpy()
     corrected = correction.correct(samples.x, samples.shown, torch.from_numpy(first), SCALING).numpy()

@@ -20,7 +20,9 @@ def test_noise_that_is_too_small_is_multiplied(multiple):
     trials = Trials(Samples(x, known, ~known), torch.ones(12), (12,), 1, None, print)
     found = trials.with_best_noise(true.with_noise(1 / multiple))
     assert found.noise == multiple
-    assert found.error == pytest.approx(float((true.conditional_mean(x, known) - x)[~known].square().mean().sqrt()), rel=1e-4)
+    assert found.error == pytest.approx(
+        float((true.conditional_mean(x, known) - x)[~known].square().mean().sqrt()), rel=1e-4
+    )
 
 
 def test_factors_are_fitted_without_the_held_out_entries():

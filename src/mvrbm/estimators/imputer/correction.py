@@ -207,9 +207,7 @@ class CorrectionTrainer:
         """Return whether the correction surely reduces the errors on held-out entries."""
         tested, first = held
         corrected = correction.correct(tested.x, tested.shown, first, self.scaling)
-        errors, linear = (
-            squared_errors(each, tested, self.weights).sum(1) for each in (corrected, first)
-        )
+        errors, linear = (squared_errors(each, tested, self.weights).sum(1) for each in (corrected, first))
         return surely_smaller(errors, linear)
 
     @cached_property
@@ -267,7 +265,6 @@ class CorrectionTrainer:
 
     def _score(self, correction: Correction) -> Callable[[], tuple[float, float]]:
         """Return a function that computes the error on held-out entries, for use as the score in `descend`."""
-
         tested, first = self._scoring
 
         @torch.no_grad()

@@ -68,21 +68,23 @@ _COVARIANCE = "covariance_{}"
 class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     r"""Imputer that replaces missing entries (NaN) in rows, matrices or tensors with their conditional means.
 
-    .. math:: x = \mu + L t + \sqrt{\psi}\,\varepsilon, \qquad t, \varepsilon \sim \mathcal N(0, 1)
+    .. math:: x = \mu + L t + r + \sqrt{\psi}\,\varepsilon, \qquad t, \varepsilon \sim \mathcal N(0, 1), \qquad
+              r \sim \mathcal N(0, C_1 \otimes \dots \otimes C_d)
 
-    Here, :math:`\mu` is the mean, :math:`L` contains the factor loadings, and :math:`\psi` contains the noise
-    variances. A machine with a Gaussian hidden layer :math:`t`, which is equivalent to factor analysis, predicts
-    missing entries linearly from the known entries. A correction, which consists of two more machines with rectified or
-    binary hidden units, learns to improve these predictions. The imputer holds out some of the known entries, in the
-    same patterns as the missing entries, and selects the settings that predict them best: the number of factors,
-    whether to use the correction, and whether the correction itself limits its predictions to the range of the data.
+    Here, :math:`\mu` is the mean, :math:`L` contains the factor loadings, :math:`r` contains residuals that are
+    correlated along the axes of a sample, and :math:`\psi` contains the noise variances. This model predicts missing
+    entries linearly from the known entries. A correction, which consists of two machines with rectified or binary
+    hidden units, learns to improve these predictions. The imputer holds out some of the known entries, in the same
+    patterns as the missing entries. Correlated residuals and the correction are used only if they predict these entries
+    better by more than chance.
 
     Parameters
     ----------
     correction : {"auto", "none", "rectified", "bernoulli"}, default="auto"
         Type of the hidden units in the correction. ``"none"`` uses only the linear model. ``"auto"`` uses rectified
-        units if the correction reduces the error on held-out entries, and no correction otherwise. With fewer than 200
-        samples, or with more than 10,000 entries per sample, ``"auto"`` uses no correction.
+        units if the correction reduces the error on held-out entries, both after a short trial and at the end, and no
+        correction otherwise. With fewer than 200 samples, or with more than 10,000 entries per sample, ``"auto"`` uses
+        no correction.
     n_factors : int, optional
         Number of factors (hidden units in the linear model). Default: the power of two with the smallest error on
         held-out entries.
@@ -126,7 +128,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     Attributes
     ----------
     machine_ : BoltzmannMachine
-        The linear model.
+        The factors of the linear model.
     correction_ : Correction or None
         The correction, or None if the imputer does not use a correction.
     n_factors_ : int
@@ -211,7 +213,9 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         nothing = Calibration([1.0], [1.0])
         calibration = Predictor(chosen.linear, correction, scaling, nothing).calibrated(samples)
         linear = chosen.refit(samples)
-        self._set_models(linear.factors.machine(self._sample_shape()), linear.residuals, correction, scaling, calibration)
+        self._set_models(
+            linear.factors.machine(self._sample_shape()), linear.residuals, correction, scaling, calibration
+        )
         used = "no correction" if correction is None else "a correction"
         self._print(f"selected: sample_axes={self.sample_axes_}, n_factors={self.n_factors_}, {used}")
 
@@ -315,6 +319,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
     def standard_deviation(self, X: Any) -> Array:
         """Return the standard deviation of each missing entry given the known entries. For known entries, return 0.
+
+        Two standard deviations cover 95 % of the errors on entries that were held out during training.
 
         The result has the shape of the output of :meth:`transform`, except that each categorical column is replaced
         with one column per category. Missing entries of columns that are not part of the model are NaN.

@@ -71,9 +71,7 @@ class LinearChoice:
         start, residuals = self.linear.factors.with_noise(1 / self.noise), self.linear.residuals
         factors = fit_to_shown(samples.x, samples.known, start.loadings.shape[1], start).with_noise(self.noise)
         if residuals is not None:
-            residuals = Residuals.fit(
-                factors, samples.x, samples.known, self.shape, self.structures, residuals.noise
-            )
+            residuals = Residuals.fit(factors, samples.x, samples.known, self.shape, self.structures, residuals.noise)
         return Linear(factors, residuals)
 
 
