@@ -1,7 +1,7 @@
 r"""Linear prediction of hidden blocks by a normal distribution with a shrunk covariance.
 
-The distribution is that of a machine with Gaussian visible and hidden units. Its parameters and the conditional mean and
-covariance of any block given all other entries have closed forms, so nothing is trained or sampled.
+The distribution is that of a machine with Gaussian visible and hidden units. Its parameters, and the conditional mean
+and covariance of any block given all other entries, have closed forms, so nothing is trained or sampled.
 """
 
 from __future__ import annotations
