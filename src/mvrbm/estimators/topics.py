@@ -47,8 +47,8 @@ _ENTRIES_AT_ONCE = 2**22
 # Beta coefficients for Adam. The first coefficient is lower than the default, because the gradients of contrastive
 # divergence change quickly.
 _ADAM_BETAS = (0.5, 0.999)
-# Precision (inverse variance) of the Gaussian prior on the weights. Chosen on validation documents of 20 Newsgroups, for
-# 300 to 10,000 training documents.
+# Precision (inverse variance) of the Gaussian prior on the weights. Chosen on validation documents of 20 Newsgroups,
+# for 300 to 10,000 training documents.
 _PRECISION = 5.0
 
 
