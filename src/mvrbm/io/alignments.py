@@ -288,9 +288,10 @@ def _note(text: str) -> None:
 
 def _rows_of(data: Any, items: list[Any]) -> tuple[list[bytes], list[str] | None]:
     """Return the letters and the names of strings, of rows of letters, or of the records of a Biopython alignment."""
-    names = None
-    if items and hasattr(items[0], "seq"):
-        names = [str(item.id) for item in items]
+    # Biopython has two classes of alignments: one contains records, and the other contains strings and has records.
+    records = items if items and hasattr(items[0], "seq") else list(getattr(data, "sequences", ()))
+    names = [str(record.id) for record in records] if len(records) == len(items) else None
+    if records is items:
         items = [str(item.seq) for item in items]
     rows = []
     for number, item in enumerate(items):
