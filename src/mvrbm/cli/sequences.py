@@ -17,7 +17,7 @@ from mvrbm.cli.inference import Start
 
 _FAMILY_HELP = "Aligned sequences: a FASTA, A2M, A3M or Stockholm file, which may be compressed with gzip."
 _ALPHABET_HELP = "protein, rna, dna, or the letters themselves."
-_HIDDEN_HELP = "Hidden shape, such as 40x10, or a number of units with --coupling dense."
+_HIDDEN_HELP = "Number of hidden units, or shape of the hidden layer, such as 40x10."
 _IDENTITY_HELP = "Sequences that agree at this fraction of the sites share one weight. none: all weights are equal."
 _LOG_HELP = "CSV file for metrics of up to 500 sequences, one row per epoch."
 _FASTA_HELP = "FASTA file for the new sequences. A name that ends in .gz compresses it."
