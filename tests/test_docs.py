@@ -128,6 +128,8 @@ def test_examples_of_docstrings_print_what_they_show(name):
     assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
 
 
+DENSE = ("Dense, 500", "random")
+
 # -- figures, links ---------------------------------------------------------------------------------
 
 
@@ -177,6 +179,24 @@ def test_the_table_of_recipes_is_that_of_the_code():
         cells = next(line for line in text.splitlines() if f"`{name}` |" in line).split("|")[2:5]
         assert [float(cell.replace(",", "")) for cell in cells] == [getattr(recipe, name) for recipe in recipes]
     assert f"{RECIPES['generative'].rate_factor:g} times that (`rate_factor`)" in text
+
+
+def test_the_readme_compares_with_the_best_classic_rbm_and_states_both_budgets():
+    found = measured.read("results/generative/results.json")
+    dense = [(row["median"], row["updates"]) for row in found["table"] if (row["title"], row["data"]) == DENSE]
+    dense += [(row["test"], row["updates"]) for row in found["seconds_table"] if row["title"] == DENSE[0]]
+    best, updates = max(dense)
+    _, _, theirs, conditions = measured.table("front").rows[0]
+    assert theirs.endswith(f"{best:.1f}")
+    assert measured.value("digits.updates") in conditions
+    assert f"{updates:,}" in conditions
+
+
+def test_tables_of_training_times_name_the_machine():
+    found = measured.read("results/generative/results.json")["seconds_table"]
+    table = measured.table("schedule")
+    trained_on = [row[table.header.index("trained on")] for row in table.rows]
+    assert [text.startswith("CPU") for text in trained_on] == [row["device"] == "cpu" for row in found]
 
 
 def test_a_missing_figure_is_an_error():

@@ -3,8 +3,8 @@ Ten minutes with mvrbm
 ======================
 
 Train a small probabilistic model of pictures and use it for five tasks: sampling, filling in, features, likelihood and
-finding unusual pictures. After ``pip install``, you can run everything on this page. The outputs were printed when the
-page was built.
+finding unusual pictures. After ``pip install '.[demo]'``, which also installs matplotlib, you can run everything on this
+page. The outputs were printed when the page was built.
 
 The model
 ---------
