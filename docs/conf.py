@@ -19,11 +19,14 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
     "numpydoc",
     "myst_parser",
+    "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "matplotlib.sphinxext.plot_directive",
+    "api_pages",
     "measured_figures",
     "live_pages",
 ]
@@ -45,6 +48,10 @@ autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 add_module_names = False
+
+# Copies commands without their prompts and their output.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 
 # Formulas: one file of MathJax that draws them as SVG, without fonts or other files.
 _MATHJAX = next(file for file in metadata.files("sphinx-mathjax-offline") or [] if file.name == "tex-svg.js")

@@ -85,7 +85,8 @@ def test_blocks_are_found_and_marked_ones_left_out():
 def documented():
     """The names that the reference has a page for, with their modules."""
     module, names = "", []
-    for line in (ROOT / "docs" / "api.md").read_text().splitlines():
+    pages = [(ROOT / "docs" / name).read_text() for name in ("api.md", "api-building-blocks.md")]
+    for line in "\n".join(pages).splitlines():
         if found := re.match(r"\.\. (?:current)?module:: (\S+)", line):
             module = found[1]
         elif found := re.fullmatch(r" {3}([A-Za-z]\w*)", line):
