@@ -30,12 +30,25 @@ extensions = [
     "measured_figures",
     "live_pages",
 ]
-exclude_patterns = ["_build", "_ext", "_templates", "plots", "**/sg_execution_times.rst", "sg_execution_times.rst"]
+exclude_patterns = [
+    "_build",
+    "_ext",
+    "_templates",
+    "plots",
+    "**/sg_execution_times.rst",
+    "sg_execution_times.rst",
+]
 templates_path = ["_templates"]
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:.*", r"(sklearn|torch|numpy|abc)\..*"),  # documented elsewhere, which only a network reaches
-    ("py:.*", "posterior_mean|StagedEnlarger"),  # not part of the reference
+    (
+        "py:.*",
+        r"(sklearn|torch|numpy|abc)\..*",
+    ),  # documented elsewhere, which only a network reaches
+    (
+        "py:.*",
+        "posterior_mean|StagedEnlarger",
+    ),  # not part of the reference
 ]
 
 myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
@@ -54,7 +67,11 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 # Formulas: one file of MathJax that draws them as SVG, without fonts or other files.
-_MATHJAX = next(file for file in metadata.files("sphinx-mathjax-offline") or [] if file.name == "tex-svg.js")
+_MATHJAX = next(
+    file
+    for file in metadata.files("sphinx-mathjax-offline") or []
+    if file.name == "tex-svg.js"
+)
 mathjax_path = _MATHJAX.name
 
 html_theme = "pydata_sphinx_theme"
@@ -62,7 +79,9 @@ html_title = "mvrbm"
 html_static_path = ["_static", str(_MATHJAX.locate())]
 html_css_files = ["custom.css"]
 html_show_sourcelink = False
-html_context = {"default_mode": "auto"}  # without it, the theme logs an error at the first visit
+html_context = {
+    "default_mode": "auto"
+}  # without it, the theme logs an error at the first visit
 html_theme_options = {
     "logo": {"text": "mvrbm"},
     "show_toc_level": 2,
@@ -89,11 +108,16 @@ if _PUBLISHED := os.environ.get("MVRBM_DOCS_URL"):
         "check_switcher": False,  # The workflow writes the file after the build.
     }
 
-plot_include_source = plot_html_show_source_link = plot_html_show_formats = False
+plot_include_source = plot_html_show_source_link = (
+    plot_html_show_formats
+) = False
 plot_formats = [("png", 160)]
 
 sphinx_gallery_conf = {
-    "examples_dirs": [str(ROOT / "examples" / "gallery"), str(ROOT / "examples" / "tutorials")],
+    "examples_dirs": [
+        str(ROOT / "examples" / "gallery"),
+        str(ROOT / "examples" / "tutorials"),
+    ],
     "gallery_dirs": ["gallery", "tutorials"],
     "filename_pattern": r"\.py$",  # all are executed
     "within_subsection_order": "FileNameSortKey",
@@ -122,4 +146,6 @@ def _draw_again(app):
 
 def setup(app):
     app.connect("builder-inited", _draw_again)
-    app.connect("autodoc-process-docstring", _escape_shapes, priority=400)  # before numpydoc, at 500
+    app.connect(
+        "autodoc-process-docstring", _escape_shapes, priority=400
+    )  # before numpydoc, at 500

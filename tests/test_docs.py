@@ -79,6 +79,38 @@ def test_blocks_are_found_and_marked_ones_left_out():
     assert list(examples(text)) == [(3, "a = 1\n", None), (15, "print(a)\n", "1\n")]
 
 
+# Characters of a line of code that a page shows beside its menus on a screen of 1280 pixels, without a prompt.
+WIDTH = 75
+# Pages that are being rewritten.
+TO_WRAP = {"density.md", "imputation.md", "outliers.md", "time-series.md", "topics.md"}
+TO_WRAP |= {f"plot_{name}.py" for name in ("06_outliers", "07_hyperspectral", "08_topics", "09_two_modalities")}
+TO_WRAP |= {f"plot_{name}.py" for name in ("14_density", "15_time_series")}
+
+
+def shown_code(path):
+    """Lines of Python that a page of the documentation shows."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return [line for match in BLOCK.finditer(text) for line in match["code"].splitlines()]
+    cells = re.split(r"^# %%.*\n(?:#.*\n)*", text.split('"""', 2)[2], flags=re.MULTILINE)
+    return [line for cell in cells for line in cell.splitlines()]
+
+
+SHOWN = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.py")]
+
+
+@pytest.mark.parametrize("path", [path for path in SHOWN if path.name not in TO_WRAP], ids=lambda path: path.name)
+def test_pages_show_whole_lines_of_code(path):
+    assert [line for line in shown_code(path) if len(line) > WIDTH] == []
+
+
+def test_lines_of_code_are_found_in_pages_and_examples(tmp_path):
+    (tmp_path / "a.md").write_text("text\n\n```python\na = 1\n```\n\n```console\n$ ls\n```\n")
+    (tmp_path / "b.py").write_text('"""Title\n=====\n"""\n\na = 1\n# one\n\n# %%\n# Text\n# more\nb = 2\n')
+    assert shown_code(tmp_path / "a.md") == ["a = 1"]
+    assert [line for line in shown_code(tmp_path / "b.py") if line] == ["a = 1", "# one", "b = 2"]
+
+
 # -- reference --------------------------------------------------------------------------------------
 
 
@@ -119,6 +151,12 @@ def test_docstrings_have_all_sections(name):
 
 
 WITHOUT_EXAMPLES = {"Coupling", "Unit", "push_to_hub"}  # abstract; needs a network
+
+
+@pytest.mark.parametrize("name", sorted({*mvrbm.__all__} - {"MMVRBM"}))
+def test_examples_of_docstrings_fit_the_page(name):
+    (test,) = doctest.DocTestFinder(recurse=False).find(getattr(mvrbm, name), name, globs={})
+    assert [line for example in test.examples for line in example.source.splitlines() if len(line) > WIDTH] == []
 
 
 @pytest.mark.fixed_seed

@@ -34,11 +34,19 @@ INTERNAL = {
     "unit_gradient",
 }
 # Methods of scikit-learn that are the same for all estimators.
-SCIKIT_LEARN = re.compile(r"(get|set)_(params|metadata_routing|output|\w+_request)$")
+SCIKIT_LEARN = re.compile(
+    r"(get|set)_(params|metadata_routing|output|\w+_request)$"
+)
 # Units and couplings have the members that these classes document.
 BASES = (Unit, Coupling)
 SECTION = re.compile(r"^(Returns|Yields)\n-+$", re.MULTILINE)
-ALIASES = {"Array": "ndarray", "Self": "self", "Any": None, "None": None, "object": None}
+ALIASES = {
+    "Array": "ndarray",
+    "Self": "self",
+    "Any": None,
+    "None": None,
+    "object": None,
+}
 
 
 def documented_members(cls):
@@ -46,14 +54,27 @@ def documented_members(cls):
     names = {}
     for base in reversed(cls.__mro__):
         if base.__module__.startswith(mvrbm.__name__):
-            names |= dict.fromkeys([*vars(base), *vars(base).get("__annotations__", {})])
-    of_base = {name for base in BASES if issubclass(cls, base) and cls is not base for name in dir(base)}
+            names |= dict.fromkeys(
+                [*vars(base), *vars(base).get("__annotations__", {})]
+            )
+    of_base = {
+        name
+        for base in BASES
+        if issubclass(cls, base) and cls is not base
+        for name in dir(base)
+    }
     found = [
         name
         for name in names
-        if not name.startswith("_") and name not in INTERNAL | of_base and not SCIKIT_LEARN.match(name)
+        if not name.startswith("_")
+        and name not in INTERNAL | of_base
+        and not SCIKIT_LEARN.match(name)
     ]
-    methods = [name for name in found if inspect.isroutine(safe_getattr(cls, name, None))]
+    methods = [
+        name
+        for name in found
+        if inspect.isroutine(safe_getattr(cls, name, None))
+    ]
     return sorted(methods), [name for name in found if name not in methods]
 
 
@@ -62,29 +83,64 @@ class Members(dict):
 
     def __missing__(self, name):
         module, _, cls = name.rpartition(".")
-        return documented_members(getattr(importlib.import_module(module), cls))
+        return documented_members(
+            getattr(importlib.import_module(module), cls)
+        )
 
 
 def add_returns(app, what, name, obj, options, lines):
     """Add a section Returns with the annotated type to a docstring that has none."""
-    if what not in ("function", "method") or not any(lines) or SECTION.search("\n".join(lines)):
+    if (
+        what not in ("function", "method")
+        or not any(lines)
+        or SECTION.search("\n".join(lines))
+    ):
         return
-    annotation = getattr(inspect.unwrap(obj), "__annotations__", {}).get("return")
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", None)
+    annotation = getattr(inspect.unwrap(obj), "__annotations__", {}).get(
+        "return"
+    )
+    text = (
+        annotation
+        if isinstance(annotation, str)
+        else getattr(annotation, "__name__", None)
+    )
     text = ALIASES.get(text, text)
     if text:
-        at = next((i for i in range(1, len(lines)) if re.fullmatch(r"-{3,}", lines[i]) and follows(lines[i - 1])), None)
+        at = next(
+            (
+                i
+                for i in range(1, len(lines))
+                if re.fullmatch(r"-{3,}", lines[i])
+                and follows(lines[i - 1])
+            ),
+            None,
+        )
         at = len(lines) if at is None else at - 1
-        lines[at:at] = ["", "Returns", "-------", re.sub(r"\bArray\b", "ndarray", text), ""]
+        lines[at:at] = [
+            "",
+            "Returns",
+            "-------",
+            re.sub(r"\bArray\b", "ndarray", text),
+            "",
+        ]
 
 
 def follows(title):
     """Return whether a section comes after Returns in the order of numpydoc."""
-    return title in {"Raises", "Warns", "See Also", "Notes", "References", "Examples"}
+    return title in {
+        "Raises",
+        "Warns",
+        "See Also",
+        "Notes",
+        "References",
+        "Examples",
+    }
 
 
 # A link from the source of an object to its page, whose name contains the name that users import.
-BACK = re.compile(r'(generated/([\w.]*?(\w+))\.html#)[\w.]+?\.\3((?:\.\w+)*)"')
+BACK = re.compile(
+    r'(generated/([\w.]*?(\w+))\.html#)[\w.]+\.\3((?:\.\w+)*)"'
+)
 
 
 def correct_links(app, page, template, context, doctree):
@@ -94,7 +150,9 @@ def correct_links(app, page, template, context, doctree):
 
 
 def setup(app):
-    app.connect("autodoc-process-docstring", add_returns, priority=450)  # before numpydoc, at 500
+    app.connect(
+        "autodoc-process-docstring", add_returns, priority=450
+    )  # before numpydoc, at 500
     app.connect("html-page-context", correct_links)
     app.config.autosummary_context = {"documented": Members()}
     return {"parallel_read_safe": True}
