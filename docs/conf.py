@@ -61,6 +61,7 @@ autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 add_module_names = False
+toc_object_entries_show_parents = "hide"
 
 # Copies commands without their prompts and their output.
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
