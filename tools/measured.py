@@ -135,6 +135,15 @@ def _real() -> Table:
     return Table(header, rows, _GENERATIVE, "python -m studies generative real --scale paper")
 
 
+# -- sequences --------------------------------------------------------------------------------------
+
+
+def _sequences() -> Table:
+    source = "results/sequences/results.json"
+    found = read(source)
+    return Table(found["header"], found["table"], source, "python -m studies sequences")
+
+
 # -- applications -----------------------------------------------------------------------------------
 
 _APPLICATIONS = "results/applications/results.json"
@@ -648,6 +657,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "generative": _lines,
     "schedule": _schedule,
     "real": _real,
+    "sequences": _sequences,
     "imputation": lambda: _application("imputation", 3),
     "filling": lambda: _application("filling", 3),
     "filling-epochs": _filling_epochs,

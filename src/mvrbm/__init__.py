@@ -31,7 +31,7 @@ _HOMES = {
     "mvrbm.estimators": (
         "MMVRBM", "MVRBM", "RBM", "TVRBM", "ClassificationMVRBM", "DeepMVRBM", "DeepMVRBMClassifier",
         "MVRBMClassifier", "MVRBMImputer", "MVRBMOutlierDetector", "MatrixMixture", "ReplicatedSoftmax",
-        "Sweep",
+        "SequenceRBM", "Sweep",
     ),
     "mvrbm.hub": ("ModelCard", "push_to_hub", "save_pretrained"),
     "mvrbm.machine": ("BoltzmannMachine",),

@@ -55,5 +55,13 @@ class ConstantDataWarning(UserWarning):
     """Issued when at least half of the entries in a layer are constant across all training samples."""
 
 
+class AlignmentWarning(UserWarning):
+    """Issued when letters of sequences are replaced or removed, or when names occur more than once."""
+
+
+class MixingWarning(UserWarning):
+    """Issued when Gibbs chains were too short to forget their initial states."""
+
+
 class RecipeWarning(UserWarning):
     """Issued when a model generates samples but was trained with settings that lead to poor samples."""

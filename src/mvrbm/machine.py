@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import DEFAULT_STD, Coupling
+from mvrbm.couplings.base import DEFAULT_STD, Coupling, center
 from mvrbm.random import RandomSource
 from mvrbm.units.base import LARGEST_PARAMETER, Unit
 
@@ -272,6 +272,26 @@ class BoltzmannMachine(nn.Module):
         layers = self.as_layers(visible)
         for name, unit in self.layers.items():
             unit.initialize_from(layers[name].mean(0), layers[name].var(0, correction=0), len(layers[name]))
+
+    @torch.no_grad()
+    def zero_sum_gauge(self) -> None:
+        r"""Center the weights and biases of one-hot visible layers over the categories, in place.
+
+        Each row of a one-hot layer contains exactly one 1. Adding a constant to the weights or the biases of all
+        categories of a row therefore only adds a constant to the hidden field or to the energy. Of all equivalent
+        machines, this method selects the one with :math:`\sum_a W_{k, i a} = 0` and :math:`\sum_a b_{i a} = 0`, where
+        :math:`a` is the category. The hidden bias absorbs the change of the hidden field, so all conditional
+        distributions and all differences between energies stay the same. Layers that are not one-hot do not change.
+        """
+        if self.hidden.n_sharing > 1:
+            raise ValueError("the zero-sum gauge requires one hidden bias per entry, but hidden entries share biases")
+        for name, unit in self.layers.items():
+            if unit.one_hot:
+                link = self.links[name]
+                shift = link.to_hidden(unit.middle[None])[0]  # mean of W over categories, summed over rows
+                link.center_categories()
+                self.hidden.absorb(shift)
+                center(unit.bias, -1)
 
     # -- checks -----------------------------------------------------------------------------------
 

@@ -161,6 +161,27 @@ def test_balance_keeps_the_terms_beside_one_of_zeros():
     torch.testing.assert_close(coupling.dense(), before)
 
 
+@pytest.mark.parametrize("name", CONNECTED)
+@torch.no_grad()
+def test_centering_subtracts_the_mean_over_the_last_mode(name):
+    coupling = connected(name)
+    before = coupling.dense().clone()
+    coupling.center_categories()
+    torch.testing.assert_close(coupling.dense(), before - before.mean(-1, keepdim=True), **TOLERANCE)
+
+
+def test_couplings_that_cannot_be_centered_say_so():
+    class Plain(couplings.Dense):
+        name = "plain"
+        center_categories = couplings.Coupling.center_categories
+
+    try:
+        with pytest.raises(ValueError, match="the plain coupling has no zero-sum gauge"):
+            Plain().connect((2, 3), (2,)).center_categories()
+    finally:
+        couplings.COUPLINGS.pop("plain")
+
+
 # -- size, cost, start ------------------------------------------------------------------------------------
 
 SIZES = [(row.coupling, *size) for row in COUPLINGS.values() for size in row.sizes]

@@ -188,5 +188,3 @@ def test_mistakes_of_the_classification_machine_are_named(digits, labels):
     for settings, message in [({"mode": "both"}, "mode must be one of"), ({"blend": -1.0}, "blend must be at least 0")]:
         with pytest.raises(ValueError, match=message):
             ClassificationMVRBM((3, 3), **settings).fit(digits, labels)
-    with pytest.raises(ValueError, match="requires equal sample weights"):
-        ClassificationMVRBM((3, 3), mode="generative").fit(digits, labels, sample_weight=np.arange(600.0))

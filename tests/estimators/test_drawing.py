@@ -1,5 +1,6 @@
 """Samples of fitted models: conditional distributions against enumeration, initial states, saved chains, warnings."""
 
+import json
 import warnings
 
 import numpy as np
@@ -308,6 +309,56 @@ def test_a_trained_model_draws_labels_as_often_as_its_data(kind):
     with torch.no_grad():
         p = torch.softmax(-Written(model.machine_).free_energy(states), 0) @ states[names[1]]
     np.testing.assert_allclose(p, [0.75, 0.25], atol=0.06)
+
+
+@pytest.mark.parametrize("kind", [ClassificationMVRBM, MMVRBM])
+def test_classes_of_samples_are_as_frequent_as_in_the_data(kind, tmp_path):
+    """The labels of chains hardly ever change: 100 chains would repeat the frequencies of 100 labels."""
+    rng = generator("frequencies")
+    y = np.array(CLASSES)[rng.permutation(np.repeat([0, 1, 2], [200, 80, 20]))]
+    bits = (rng.random((300, 3, 3)) < np.where(y == "bee", 0.8, 0.3)[:, None, None]).astype(np.float32)
+    if kind is ClassificationMVRBM:
+        model = ClassificationMVRBM((2, 2), mode="generative", n_epochs=1, random_state=0).fit(bits, y)
+        counts = model.class_count_
+    else:
+        model = MMVRBM((2, 2), n_epochs=1, random_state=0).fit({"image": bits, "animal": y})
+        counts = model.class_count_["animal"]
+    np.testing.assert_array_equal(counts, [200, 80, 20])
+    loaded = mvrbm.load(model.save(tmp_path / "model"))
+    for each in (model, loaded):
+        drawn = each.sample(2000, steps=2)
+        labels = drawn[1] if kind is ClassificationMVRBM else drawn["animal"]
+        found = [int((labels == name).sum()) for name in CLASSES]
+        assert stats.chisquare(found, 2000 * counts / 300).pvalue > 1e-4
+    config = tmp_path / "model" / "config.json"
+    described = json.loads(config.read_text())
+    key = next(key for key, value in described.items() if isinstance(value, dict) and "class_count" in value)
+    del described[key]["class_count"]  # as in version 0.2
+    config.write_text(json.dumps(described))
+    former = mvrbm.load(tmp_path / "model").sample(5, steps=2)
+    assert len(former[1] if kind is ClassificationMVRBM else former["animal"]) == 5
+    described[key]["class_count"] = [1, -1] if kind is ClassificationMVRBM else {"animal": [1, -1]}
+    config.write_text(json.dumps(described))
+    with pytest.raises(StorageError, match="class_count must contain 3 nonnegative numbers"):
+        mvrbm.load(tmp_path / "model")
+
+
+def test_only_known_labels_are_counted():
+    rng = generator("counted")
+    data = {"image": rng.random((6, 2, 2)), "animal": np.array(["ant", None, "bee", "ant", "cow", "cow"], dtype=object)}
+    mask = {"animal": np.repeat([[True], [True], [True], [True], [True], [False]], 3, 1)}
+    model = MMVRBM((2, 2), n_epochs=1, random_state=0).fit(data, mask=mask)
+    np.testing.assert_array_equal(model.class_count_["animal"], [2, 1, 1])
+    model.partial_fit(data, mask=mask)
+    np.testing.assert_array_equal(model.class_count_["animal"], [4, 2, 2])
+
+
+def test_other_labels_follow_the_first():
+    data = {"animal": np.array(CLASSES * 40), "place": np.array(["air", "air", "barn"] * 40)}
+    data = {"image": generator("follow").random((120, 2, 2)), **data}
+    model = MMVRBM((3, 3), n_epochs=150, random_state=0).fit(data)
+    drawn = model.sample(300, steps=50)
+    assert np.mean((drawn["animal"] == "cow") == (drawn["place"] == "barn")) > 0.8
 
 
 def test_a_sample_without_known_entries_gets_the_means_of_the_model():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from mvrbm import RandomSource
 from mvrbm.couplings import Dense, Kronecker
 from mvrbm.likelihood import log_likelihood
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.training import CD, PCD, Recipe, Trainer
+from mvrbm.training import CD, PCD, Checkpoint, Recipe, Trainer
 from mvrbm.units import Bernoulli, Gaussian, make_unit
-from mvrbm.updates.initialization import safe_rate
+from mvrbm.updates.initialization import safe_rates
 from mvrbm.updates.recipe import RECIPES, as_recipe
 
 
@@ -65,10 +66,61 @@ def test_a_computed_rate_is_multiplied_only_where_units_saturate():
         for factor in (1.0, 4.0):
             trainer = Trainer(machine, Recipe(rate_factor=factor), seed=0)
             moments = trainer.prepare(data, initialize=True).moments()
-            assert trainer.recipe.learning_rate == safe_rate(machine, trainer.recipe, moments)
+            assert trainer.recipe.learning_rate == safe_rates(machine, trainer.recipe, moments)["visible"]
             rates[name, factor] = trainer.recipe.learning_rate
     assert rates["bernoulli", 4.0] == pytest.approx(4 * rates["bernoulli", 1.0])
     assert rates["gaussian", 4.0] == rates["gaussian", 1.0]
+
+
+def mixed_layers():
+    layers = {"image": Bernoulli((4, 3)), "vector": Gaussian(5)}
+    machine = BoltzmannMachine(layers, Bernoulli((3, 3)), {"image": Kronecker(2), "vector": Dense()})
+    return machine, {name: unit.example(50, RandomSource(1)) for name, unit in layers.items()}
+
+
+def test_a_gaussian_layer_does_not_limit_the_rate_of_other_layers():
+    machine, data = mixed_layers()
+    recipe = dataclasses.replace(RECIPES["generative"], rate_factor=0.4)
+    trainer = Trainer(machine, recipe, seed=0)
+    trainer.prepare(data, initialize=True)
+    image, vector = data["image"], data["vector"]
+    power = float((image**2).mean(0).sum() + (vector.var(0, correction=0) / machine.layers["vector"].scale ** 2).sum())
+    expected = {"image": 1.2 / (power / 4 + 9 / 16), "vector": 1 / (power / 4 + 9 / 4)}
+    assert trainer.state.learning_rate == pytest.approx(expected["image"], rel=1e-5)
+    assert trainer.state.relative_rates == {"vector": pytest.approx(expected["vector"] / expected["image"], rel=1e-5)}
+
+
+def test_an_update_moves_each_coupling_by_its_own_rate():
+    steps = {}
+    for rate in (1.0, 0.25):
+        machine, data = mixed_layers()
+        trainer = Trainer(machine, Recipe(learning_rate=0.1), seed=0, backend="reference")
+        (batch,) = trainer.prepare(data, initialize=True).batches(50, trainer.order_rng)
+        before = {name: p.detach().clone() for name, p in machine.named_parameters()}
+        trainer.state.relative_rates = {"vector": rate}
+        trainer.train_on(batch)
+        steps[rate] = {name: p.detach() - before[name] for name, p in machine.named_parameters()}
+    for name, step in steps[1.0].items():
+        # The hidden bias follows the centered vector.
+        if name != "hidden.bias":
+            share = 0.25 if name.startswith("couplings.vector.") else 1.0
+            torch.testing.assert_close(steps[0.25][name], share * step, rtol=1e-3, atol=1e-7)
+
+
+def test_checkpoints_keep_the_rates_of_layers(tmp_path):
+    machine, data = mixed_layers()
+    recipe = dataclasses.replace(RECIPES["generative"], n_epochs=2, batch_size=10)
+    Trainer(machine, recipe, seed=0, callbacks=[Checkpoint(tmp_path)]).fit(data, initialize=True)
+    path = max(tmp_path.glob("*/trainer.json"))
+    plain = json.loads(path.read_text())
+    assert plain["relative_rates"].keys() == {"vector"}
+    for stored, expected in ((0.125, {"vector": 0.125}), (None, {})):
+        rates = {} if stored is None else {"relative_rates": {"vector": stored}}
+        path.write_text(json.dumps({**{k: v for k, v in plain.items() if k != "relative_rates"}, **rates}))
+        trainer = Trainer(mixed_layers()[0], recipe, seed=0)
+        trainer.resume(tmp_path)
+        trainer.prepare(data)
+        assert trainer.state.relative_rates == expected  # earlier versions had one rate
 
 
 def test_a_rate_that_does_not_decay_stays_within_the_bound_where_units_are_unbounded():

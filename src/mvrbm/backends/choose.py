@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mvrbm.backends import graph, reference
 from mvrbm.backends.base import EpochBackend, UpdateBackend, UpdateSettings
-from mvrbm.backends.cpu import flat, gemm, native
+from mvrbm.backends.cpu import flat, gemm, native, one_hot
 from mvrbm.backends.cuda import full_matrix, per_sample, tensor
 from mvrbm.backends.cuda.epochs import KernelBackend
 from mvrbm.backends.layout import Layout
@@ -114,6 +114,12 @@ BACKENDS: dict[str, BackendChoice] = {
         graph.unsupported_reason,
         lambda settings, states, sources, threads: graph.GraphBackend(settings[0], states[0], sources[0]),
         needs_gpu=True,
+    ),
+    "one_hot": BackendChoice(
+        "CPU: categorical data, sums of rows of full matrices",
+        lambda settings, state, source: one_hot.unsupported_reason(settings, state),
+        lambda settings, states, sources, threads: one_hot.OneHotBackend(settings[0], states[0]),
+        lambda settings, state, source, models: one_hot.slower_reason(state),
     ),
     "native": BackendChoice(
         "CPU: sums of Kronecker products of matrices, compiled code",

@@ -39,6 +39,7 @@ class Packing:
         machine = state.machine
         self.layout = layout
         self._normalized = normalized
+        self._relative_rates = state.relative_rates
         self._centered = state.centering is not None
         self._factor_names = [
             [f"couplings.{layer.name}.{name}" for name, _ in machine.links[layer.name].named_parameters()]
@@ -83,7 +84,8 @@ class Packing:
         The flat form stores b / s instead of a bias b. The gradient for b / s is s times the gradient for b, and a step
         in b / s is 1 / s times a step in b. With the multiplier 1 / s**2, the resulting step in b is the same as in
         plain gradient descent. Normalized gradients require no multiplier, except that the gradient for a log-variance
-        is divided by the number of entries that share it (see :meth:`mvrbm.Unit.gains`).
+        is divided by the number of entries that share it (see :meth:`mvrbm.Unit.gains`). The multiplier also contains
+        the relative learning rates of the layers.
         """
         flat = self._hidden_scale.new_ones(self.layout.size)
         if self._normalized:
@@ -94,6 +96,9 @@ class Packing:
             views = self.named(flat)
             for name, scale in self._bias_scales().items():
                 views[name].copy_(scale**2)
+        for layer, (*factors, _) in zip(self.layout.layers, self.layout.split(flat)[0], strict=True):
+            for factor in factors:
+                factor.mul_(self._relative_rates.get(layer.name, 1.0))
         return flat
 
     @torch.no_grad()

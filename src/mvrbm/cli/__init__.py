@@ -16,7 +16,20 @@ from typing import Annotated, Any
 import typer
 
 from mvrbm import __version__
-from mvrbm.cli import data, images, impute, inference, mixture, models, outliers, pages, topics, train
+from mvrbm.cli import (
+    data,
+    images,
+    impute,
+    inference,
+    mixture,
+    models,
+    outliers,
+    pages,
+    sequence_analysis,
+    sequences,
+    topics,
+    train,
+)
 from mvrbm.cli.errors import FAILURE, complain, describe, with_options
 from mvrbm.cli.options import Interrupted, new, note
 from mvrbm.cli.progress import progress_line
@@ -55,6 +68,7 @@ _DATA_COMMANDS: list[tuple[str, Callable[..., None], str]] = [
 ]
 _HELP = "Train and use structured Boltzmann machines for array data."
 _DATA_HELP = "List, locate and download the named datasets."
+_SEQUENCES_HELP = "Train and use models of aligned sequences of proteins, RNA or DNA."
 _IMPORT_HELP = (
     "Import this Python module first, from the current folder or an installed package. The module can define units and "
     "couplings. Can be repeated."
@@ -74,10 +88,16 @@ def _example(command: str) -> str:
 app = typer.Typer(name="mvrbm", help=_HELP, epilog=_example("train mnist-5k --hidden 25x25 --out model/"), **_SETTINGS)
 _data_app = typer.Typer(name="data", help=_DATA_HELP, epilog=_example("data fetch mnist"), **_SETTINGS)
 app.add_typer(_data_app)
+_sequences_app = typer.Typer(
+    name="sequences", help=_SEQUENCES_HELP, epilog=_example("sequences train family.fasta --out model/"), **_SETTINGS
+)
+app.add_typer(_sequences_app)
 for _name, _function, _arguments in _COMMANDS:
     app.command(_name, epilog=_example(f"{_name} {_arguments}"))(_function)
 for _name, _function, _arguments in _DATA_COMMANDS:
     _data_app.command(_name, epilog=_example(f"data {_name} {_arguments}"))(_function)
+for _name, _function, _arguments in [*sequences.COMMANDS, *sequence_analysis.COMMANDS]:
+    _sequences_app.command(_name, epilog=_example(f"sequences {_name} {_arguments}"))(_function)
 
 
 def _print_version(asked: bool) -> None:

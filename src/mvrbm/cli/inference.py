@@ -203,7 +203,9 @@ def inpaint(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Fill in the missing entries of samples, given their known entries.
+    """Fill in the missing entries of samples, given their known entries, with a trained model.
+
+    mvrbm impute predicts missing entries more accurately, and needs no trained model.
 
     Specify the missing entries with exactly one of --mask, --hide and --missing-nan.
     """

@@ -1,12 +1,11 @@
 """The ``mvrbm mixture`` command, which fits a density of real-valued arrays and saves it."""
 
-import time
 from typing import Annotated
 
 import typer
 
 from mvrbm.cli import options as opt
-from mvrbm.interrupt import INTERRUPTS
+from mvrbm.cli import resuming
 
 _COMPONENTS_HELP = "Number of components, or auto to choose it by the likelihood of samples that are held out."
 _CONTRASTS_HELP = "Number of contrasts per component."
@@ -66,15 +65,7 @@ def mixture(
         device=device,
         verbose=not quiet,
     )
-    began = time.perf_counter()
-    interrupt = None
-    try:
-        model.fit(samples)
-    except INTERRUPTS as error:
-        if not getattr(model, "interrupted_", False):
-            raise  # a second Ctrl-C stops training immediately, without saving
-        interrupt = error
-    seconds = time.perf_counter() - began
+    seconds, interrupt = resuming.fit(model, samples)
     result = {
         "model": str(model.save(out, overwrite=True)),
         "log_likelihood": model.score(samples),

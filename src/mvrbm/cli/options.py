@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Device = StrEnum("Device", ["AUTO", "CPU", "CUDA"])
 # Names of the recipes in mvrbm.training.RECIPES, repeated here because importing that module imports PyTorch.
-Recipe = StrEnum("Recipe", ["DEFAULT", "GENERATIVE", "PAPER"])
+Recipe = StrEnum("Recipe", ["DEFAULT", "GENERATIVE", "SEQUENCES", "PAPER"])
 
 # Maximum number of entries in a shape given on the command line.
 _MAX_ENTRIES = 2**31
@@ -96,7 +96,7 @@ _MODEL_HELP = "Folder of a saved model, or the name of a model that comes with m
 _OUT_IMAGES_HELP = "A .npy file, or an image file (such as .png) for a contact sheet."
 _DATES_HELP = "How to read dates such as 05/03/2021 if both ways are possible for a whole column."
 _COLUMNS_HELP = "Number of columns in the contact sheet."
-RECIPE_HELP = "Training recipe: default (for features), generative (for sampling) or paper."
+RECIPE_HELP = "Training recipe: default (for features), generative (for sampling), sequences or paper."
 
 # Maximum number of samples on a contact sheet, unless --rows selects more.
 MOST_TILES = 100

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from mvrbm.cli import options as opt
 from mvrbm.cli.errors import UsageError
+from mvrbm.interrupt import INTERRUPTS
 
 # File in the checkpoint folder that contains the output paths of the training run. Resuming may replace these outputs.
 _OUTPUTS = "outputs.json"
@@ -22,6 +24,21 @@ _MISMATCH_HELP = "Resume even if the data or settings differ."
 Folder = Annotated[Path | None, opt.new("Folder for saving a checkpoint after each epoch.", "--checkpoints")]
 Resume = Annotated[bool, opt.new(_RESUME_HELP, "--resume")]
 IgnoreMismatch = Annotated[bool, opt.new(_MISMATCH_HELP, "--ignore-mismatch")]
+
+
+def fit(model: Any, *data: Any, **arguments: Any) -> tuple[float, BaseException | None]:
+    """Fit a model and return the seconds that it took, and the interrupt that ended training early, if any.
+
+    After an interrupt, the partially trained model is usable.
+    """
+    began = time.perf_counter()
+    try:
+        model.fit(*data, **arguments)
+    except INTERRUPTS as error:
+        if not getattr(model, "interrupted_", False):
+            raise  # a second Ctrl-C stops training immediately, without saving
+        return time.perf_counter() - began, error
+    return time.perf_counter() - began, None
 
 
 @dataclass(frozen=True)

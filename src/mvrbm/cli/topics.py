@@ -1,6 +1,5 @@
 """The ``mvrbm topics`` command, which trains a topic model on documents and shows the topics."""
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,6 @@ import typer
 
 from mvrbm.cli import options as opt
 from mvrbm.cli import resuming
-from mvrbm.interrupt import INTERRUPTS
 
 _INPUT_HELP = (
     "Documents (a folder of .txt files, a .txt file with one document per line, or a .csv file) or word counts (a file "
@@ -59,16 +57,10 @@ def topics(
     callbacks = opt.progress_callbacks(quiet)
     if checkpoints is not None:
         callbacks.append(Checkpoint(checkpoints))
-    began = time.perf_counter()
-    interrupt = None
-    try:
-        with run.training():
-            model.fit(counts, callbacks=callbacks, resume=checkpoints, ignore_mismatch=ignore_mismatch)
-    except INTERRUPTS as error:
-        if not getattr(model, "interrupted_", False):
-            raise  # a second Ctrl-C stops training immediately, without saving
-        interrupt = error
-    seconds = time.perf_counter() - began
+    with run.training():
+        seconds, interrupt = resuming.fit(
+            model, counts, callbacks=callbacks, resume=checkpoints, ignore_mismatch=ignore_mismatch
+        )
     model.feature_names_in_ = np.asarray(names, dtype=object)  # saves the words with the model
     found = model.top_words(n=words)
     result = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import math
-import time
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -277,15 +276,7 @@ def _callbacks(model: Any, samples: Any, known: Any, log: Path | None, checkpoin
 
 def _fit(model: Any, samples: Any, out: Path, **arguments: Any) -> _Outcome:
     """Fit and save the model, and return the outcome. If training is interrupted, save the partially trained model."""
-    began = time.perf_counter()
-    interrupt = None
-    try:
-        model.fit(samples, **arguments)
-    except INTERRUPTS as error:
-        if not getattr(model, "interrupted_", False):
-            raise  # a second Ctrl-C stops training immediately, without saving
-        interrupt = error
-    seconds = time.perf_counter() - began
+    seconds, interrupt = resuming.fit(model, samples, **arguments)
     model.save(out, overwrite=True)
     kind = type(model).__name__
     hidden = model.machine_.hidden.shape

@@ -1,6 +1,7 @@
 """Optional C extensions. If no C compiler is available, the package is installed without them and runs more slowly.
 
-`_native.c` generates random numbers and computes training updates on the CPU. `_pseudo.c` computes pseudo-likelihoods.
+`_native.c` generates random numbers and computes training updates on the CPU. `_pseudo.c` computes
+pseudo-likelihoods, and `_identity.c` compares sequences.
 This subpackage does not depend on any other part of mvrbm.
 """
 

@@ -151,6 +151,13 @@ class Coupling(nn.Module, ABC):
     def balance(self) -> None:
         """Rescale the factors in place to equal norms, without changing `W`. By default, this does nothing."""
 
+    def center_categories(self) -> None:
+        """Subtract the mean over the last visible mode from `W`, in place.
+
+        See :meth:`mvrbm.BoltzmannMachine.zero_sum_gauge`, which compensates for the change.
+        """
+        raise ValueError(f"the {self.name} coupling has no zero-sum gauge, because it lacks center_categories")
+
     @property
     def n_parameters(self) -> int:
         """Number of learned parameters."""
@@ -296,6 +303,11 @@ def equalize_norms(factors: Sequence[Tensor], keep: int | None) -> None:
         # If a slice is zero, the product is zero for any scale.
         scale = torch.where(torch.isfinite(target), torch.exp(target - log), torch.ones_like(log))
         factor.mul_(scale.reshape([-1 if mode == keep else 1 for mode in range(factor.ndim)]))
+
+
+def center(factor: Tensor, mode: int) -> None:
+    """Subtract the mean over a mode from a factor, in place."""
+    factor.sub_(factor.mean(mode, keepdim=True))
 
 
 class Chain(Coupling):

@@ -7,7 +7,7 @@ import string
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import Coupling, equalize_norms
+from mvrbm.couplings.base import Coupling, center, equalize_norms
 from mvrbm.validation import whole_number
 
 
@@ -120,6 +120,10 @@ class CP(Coupling):
         r"""Compute the full :math:`W`, of shape (K, \*visible_shape)."""
         like = self.hidden_factor  # `eye` must be created on the same device, because CUDA graphs cannot copy from CPU
         return self.to_visible(torch.eye(len(like), dtype=like.dtype, device=like.device))
+
+    @torch.no_grad()
+    def center_categories(self) -> None:
+        center(self.visible_factors[-1], 0)
 
     def balance(self) -> None:
         """Rescale the factors of each term to equal norms."""

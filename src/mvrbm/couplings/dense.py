@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import Coupling
+from mvrbm.couplings.base import Coupling, center
 
 
 class Dense(Coupling):
@@ -55,6 +55,10 @@ class Dense(Coupling):
     def gains(self) -> dict[str, Tensor]:
         """Return a gain of 1, because the parameter is `W` itself."""
         return {"weight": self.weight.new_ones(())}
+
+    @torch.no_grad()
+    def center_categories(self) -> None:
+        center(self.weight.view(len(self.weight), *self.visible_shape), -1)
 
     def mode_factors(self) -> list[Tensor] | None:
         return [self.weight[None]] if self.weight.requires_grad else None

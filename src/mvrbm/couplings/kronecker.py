@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import Chain, equalize_norms, same_order, squared_norms
+from mvrbm.couplings.base import Chain, center, equalize_norms, same_order, squared_norms
 from mvrbm.validation import whole_number
 
 
@@ -122,6 +122,12 @@ class Kronecker(Chain):
     def mode_factors(self) -> list[Tensor] | None:
         """Return all factors, or None if any modes are in `summed_modes`."""
         return list(self.factors) if all(factor.requires_grad for factor in self.factors) else None
+
+    @torch.no_grad()
+    def center_categories(self) -> None:
+        if not self.factors[-1].requires_grad:
+            raise ValueError("the Kronecker coupling sums over the last mode, so W does not depend on the category")
+        center(self.factors[-1], 2)
 
     def balance(self) -> None:
         """Rescale the learned factors of each term to equal norms."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import Chain, equalize_norms, one_or_each, same_order, squared_norms
+from mvrbm.couplings.base import Chain, center, equalize_norms, one_or_each, same_order, squared_norms
 
 
 class MPO(Chain):
@@ -79,6 +79,10 @@ class MPO(Chain):
             product = torch.tensordot(product, core, dims=1)  # (.., k_d, i_d, bond)
         product = product.squeeze(-1)
         return product.permute(*range(0, 2 * order, 2), *range(1, 2 * order, 2))
+
+    @torch.no_grad()
+    def center_categories(self) -> None:
+        center(self.factors[-1], 2)
 
     def balance(self) -> None:
         """Rescale all cores to equal norms."""

@@ -95,6 +95,9 @@ class Tucker(Coupling):
     def contractions(self) -> list[tuple[str, Tensor]]:
         return [*self.compression.contractions(), *self.core.contractions()]
 
+    def center_categories(self) -> None:
+        self.compression.center_categories()
+
     def balance(self) -> None:
         """Rescale the core and all factors to equal norms."""
         equalize_norms([self.core.weight, *self.compression.factors], keep=None)

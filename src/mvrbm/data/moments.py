@@ -21,11 +21,11 @@ class Moments:
 def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor) -> Moments:
     """Compute the mean and variance of each entry from sums over its known values.
 
-    `total` and `squares` are the sums of the deviations from `origin` and of their squares, and `counts` contains the
-    number of known values of each entry. All arrays have the shape of the layer. Entries without known values are
-    assigned the average mean and variance of the other entries.
+    `total` and `squares` are the weighted sums of the deviations from `origin` and of their squares, and `counts`
+    contains the total weight of the known values of each entry. All arrays have the shape of the layer. Entries without
+    known values are assigned the average mean and variance of the other entries.
     """
-    known = counts.clamp(min=1)
+    known = torch.where(counts > 0, counts, 1.0)
     shift = total / known
     variance = (squares / known - shift**2).clamp(min=0)
     mean = origin + shift
@@ -35,7 +35,7 @@ def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor
         if not bool(never.all()):
             fill_mean, fill_variance = mean[~never].mean(), variance[~never].mean()
         mean, variance = torch.where(never, fill_mean, mean), torch.where(never, fill_variance, variance)
-    return Moments(mean, variance, int(counts.max()))
+    return Moments(mean, variance, round(float(counts.max())))
 
 
 def merge_moments(moments: Mapping[str, Moments], world: World) -> dict[str, Moments]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from mvrbm.data.moments import Moments, merge_moments, moments_of
+from mvrbm.data.weights import SampleWeights
 from mvrbm.distributed import World
 from mvrbm.io.formats import check_mapped, open_npy
 from mvrbm.io.shards import Rows, Shards, is_folder_of_shards
@@ -87,6 +88,8 @@ class Source(ABC):
     common = True
     #: Whether reading is slow enough to warrant a separate thread.
     slow = False
+    #: Sample weights, or None if all samples have the same weight.
+    weights: SampleWeights | None = None
 
     def __init__(self, machine: BoltzmannMachine, *, nan_is_missing: bool = False) -> None:
         self.machine, self.nan_is_missing = machine, nan_is_missing
@@ -102,8 +105,17 @@ class Source(ABC):
     def head(self, count: int) -> Iterator[Batch]:
         """Yield about `count` samples in batches.
 
-        Every call yields the same samples, which are evenly spaced if possible.
+        Every call yields the same samples, which are evenly spaced if possible. Samples without weight are left out.
         """
+
+    def head_weights(self, count: int) -> Iterator[Tensor | None]:
+        """Yield the weights of the samples in the batches of `head`, or None if all samples have the same weight."""
+        return itertools.repeat(None)
+
+    def weigh(self, sample_weight: Any) -> None:
+        """Set the weights of the samples, or give all samples the same weight if `sample_weight` is None."""
+        if sample_weight is not None:
+            raise ValueError("sample_weight is not supported for data loaders; pass an array or a map-style dataset")
 
     def first_look(self) -> None:
         """Read one sample so that unreadable data raises an error before training starts."""
@@ -154,17 +166,16 @@ class Source(ABC):
         sums: dict[str, list[Tensor]] = {}
         # Reference values for each entry. Summing deviations from them avoids cancellation for large values.
         origins: dict[str, Tensor] = {}
-        for batch in self.head(_MOMENT_SAMPLES):
+        for batch, weight in zip(self.head(_MOMENT_SAMPLES), self.head_weights(_MOMENT_SAMPLES), strict=False):
             for name, array in batch.visible.items():
                 x, known = array.double().cpu(), batch.known.get(name)
-                if known is None:
-                    count = torch.full(x.shape[1:], float(len(x)), dtype=x.dtype)
-                    x = x - origins.setdefault(name, x.sum(0) / count.clamp(min=1))
-                else:
-                    known = known.cpu()
-                    count, x = known.sum(0, dtype=x.dtype), torch.where(known, x, 0.0)
-                    x = torch.where(known, x - origins.setdefault(name, x.sum(0) / count.clamp(min=1)), 0.0)
-                piece = [x.sum(0), (x**2).sum(0), count]
+                share = torch.ones(len(x), dtype=x.dtype) if weight is None else weight
+                share = share.reshape(-1, *[1] * (x.ndim - 1)).expand(x.shape)
+                if known is not None:
+                    share = share * known.cpu()
+                count = share.sum(0)
+                x = x - origins.setdefault(name, (share * x).sum(0) / torch.where(count > 0, count, 1.0))
+                piece = [(share * x).sum(0), (share * x**2).sum(0), count]
                 sums[name] = [a + b for a, b in zip(sums[name], piece, strict=True)] if name in sums else piece
         if not sums and (self.common or self.world.size == 1):
             raise ValueError(_EMPTY)
@@ -224,20 +235,48 @@ class RowSource(Source):
         return self._load(self._parts(batch_size, rng, start))
 
     def head(self, count: int) -> Iterator[Batch]:
-        own = range(self.n_samples) if self.common else range(self.n_samples)[self.world.part_of(self.n_samples)]
-        rows = np.unique(np.linspace(own.start, own.stop - 1, min(count, len(own))).astype(np.int64))
+        return self._load(BatchRows(piece, len(piece), 0) for piece in self._head_rows(count))
+
+    def head_weights(self, count: int) -> Iterator[Tensor | None]:
+        if self.weights is None:
+            return super().head_weights(count)
+        values = self.weights.values
+        return (torch.from_numpy(values[piece]) for piece in self._head_rows(count))
+
+    def weigh(self, sample_weight: Any) -> None:
+        weights = None if sample_weight is None else SampleWeights(sample_weight)
+        if weights is not None and len(weights) != self.n_samples:
+            raise ValueError(
+                f"sample_weight must have one weight for each of the {self.n_samples:,} samples, got {len(weights):,}"
+            )
+        self.weights = None if weights is None or weights.equal else weights
+
+    def _head_rows(self, count: int) -> Iterator[_Rows]:
+        """Yield the indices of the rows in each batch of `head`."""
+        rows = np.arange(self.n_samples)
+        if not self.common:
+            rows = rows[self.world.part_of(self.n_samples)]
+        if self.weights is not None:
+            rows = rows[self.weights.values[rows] > 0]
+        rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(np.int64))]
         entries = sum(math.prod(unit.shape) for unit in self.machine.layers.values())
         size = max(1, min(_SAMPLES_AT_ONCE, _ENTRIES_AT_ONCE // entries))
-        pieces = (rows[first : first + size] for first in range(0, len(rows), size))
-        return self._load(BatchRows(piece, len(piece), 0) for piece in pieces)
+        return (rows[first : first + size] for first in range(0, len(rows), size))
 
     def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[BatchRows]:
         """Yield the rows that this process reads for each batch of an epoch."""
-        order = rng.permutation(self.n_samples).numpy()
+        order = self._order(rng, self.n_samples)
         for begin in range(start * batch_size, self.n_samples, batch_size):
             rows = order[begin : begin + batch_size]
             own = self.world.part_of(len(rows))
             yield BatchRows(rows[own], len(rows), own.start)
+
+    def _order(self, rng: RandomSource, n: int) -> _Rows:
+        """Return a random order of `n` rows, which contains each row as often as its weight demands."""
+        order = rng.permutation(n)
+        if self.weights is not None:
+            order = self.weights.draw(order[None], [rng])[0]
+        return order.numpy()
 
     @abstractmethod
     def _load(self, parts: Iterable[BatchRows]) -> Iterator[Batch]:
@@ -306,7 +345,7 @@ class ShardSource(ArraySource):
         world = self.world
         ranges = self._ranges(batch_size)
         size, rows = ranges[world.rank]
-        order = rows.start + rng.stream(world.size, world.rank).permutation(len(rows)).numpy()
+        order = rows.start + self._order(rng.stream(world.size, world.rank), len(rows))
         for number in range(start, self.n_batches(batch_size)):
             counts = [max(0, min(part, len(own) - number * part)) for part, own in ranges]
             begin = number * size

@@ -1,6 +1,7 @@
 """Estimators that follow the scikit-learn API. They accept and return arrays.
 
 - `rbm`, `multimodal`, `deep`, `topics`: generative models.
+- `sequences`: generative models of aligned sequences.
 - `classifiers`, `classification_rbm`: classifiers.
 - `mixture`: exact densities for real-valued arrays.
 - `imputer`, `outliers`, `pyod`: imputation and outlier detection.
@@ -24,6 +25,7 @@ from mvrbm.estimators.multimodal import MMVRBM
 from mvrbm.estimators.outliers import MVRBMOutlierDetector
 from mvrbm.estimators.parameters import Layer
 from mvrbm.estimators.rbm import MVRBM, RBM, TVRBM
+from mvrbm.estimators.sequences import SequenceRBM
 from mvrbm.estimators.sweep import Candidate, Sweep
 from mvrbm.estimators.topics import ReplicatedSoftmax
 
@@ -42,5 +44,6 @@ __all__ = [
     "MVRBMOutlierDetector",
     "MatrixMixture",
     "ReplicatedSoftmax",
+    "SequenceRBM",
     "Sweep",
 ]

@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state
 from mvrbm.couplings import Coupling, Kronecker
 from mvrbm.devices import resolve_device
 from mvrbm.estimators.base import check_same
-from mvrbm.estimators.batches import check_values, known_entries, n_samples
+from mvrbm.estimators.batches import Array, check_values, known_entries, n_samples, sample_weights
 from mvrbm.estimators.features import FeaturesMixin
 from mvrbm.estimators.generation import GenerationMixin
 from mvrbm.estimators.parameters import check_axes, unconnected
@@ -51,6 +51,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         y: Any = None,
         *,
         mask: Any = None,
+        sample_weight: Any = None,
         callbacks: Sequence[Callback] = (),
         resume: Any = None,
         ignore_mismatch: bool = False,
@@ -66,6 +67,9 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         mask : boolean array with the shape of X or of one sample, optional
             Mask that is True for known entries. During training, unknown entries and NaN entries are sampled from the
             model.
+        sample_weight : array of shape (n,), optional
+            Weight of each sample. An epoch draws as many samples as the data has, each in proportion to its weight, so
+            only the ratios of the weights matter. Default: an epoch contains each sample once.
         callbacks : sequence of Callback, default=()
             Callbacks to pass to the trainer. See :mod:`mvrbm.training`.
         resume : path, optional
@@ -89,23 +93,23 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         recipe = self._recipe()
         continues = self.warm_start and hasattr(self, "machine_")
         with undo_on_error(self, self.machines_ if continues else []):
-            run = self._prepare_run(X, mask, recipe, continues=continues)
+            run = self._prepare_run(X, mask, sample_weight, recipe, continues=continues)
             for callback in callbacks:
                 callback.read_with(lambda data: self._read_layers(data, reset=False))
             self._train_all(run, recipe.n_epochs, callbacks, resume, ignore_mismatch=ignore_mismatch)
         self._raise_if_interrupted()
         return self
 
-    def partial_fit(self, X: Any, y: Any = None, *, mask: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any = None, *, mask: Any = None, sample_weight: Any = None) -> Self:
         """Train for one more epoch on the given data and return the estimator. See :meth:`fit` for the parameters."""
         continues = hasattr(self, "machine_")
         with undo_on_error(self, self.machines_ if continues else []):
-            run = self._prepare_run(X, mask, self._recipe(), continues=continues)
+            run = self._prepare_run(X, mask, sample_weight, self._recipe(), continues=continues)
             self._train_all(run, 1, open_ended=True)
         self._raise_if_interrupted()
         return self
 
-    def prepare(self, X: Any, mask: Any = None) -> tuple[Trainer, dict[str, Any], Any]:
+    def prepare(self, X: Any, mask: Any = None, sample_weight: Any = None) -> tuple[Trainer, dict[str, Any], Any]:
         """Validate the data and create a new machine and its trainer, without training the machine.
 
         See :meth:`fit` for the parameters.
@@ -121,7 +125,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
             Masks of known entries, keyed by layer name, or None if all entries are known.
         """
         with undo_on_error(self):
-            run = self._prepare_run(X, mask, self._recipe(), continues=False)
+            run = self._prepare_run(X, mask, sample_weight, self._recipe(), continues=False)
         return run.trainers[0], run.layers, run.known
 
     # -- machines ---------------------------------------------------------------------------------
@@ -147,7 +151,11 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
 
     # -- training ---------------------------------------------------------------------------------
 
-    def _prepare_run(self, X: Any, mask: Any, recipe: Recipe, *, continues: bool) -> PreparedRun:
+    def _weights_of(self, layers: Mapping[str, Any], sample_weight: Any) -> Array | None:
+        """Return validated sample weights, or None if all samples have the same weight."""
+        return None if sample_weight is None else sample_weights(sample_weight, n_samples(layers))
+
+    def _prepare_run(self, X: Any, mask: Any, sample_weight: Any, recipe: Recipe, *, continues: bool) -> PreparedRun:
         """Validate the data and the parameters, and create the machines and their trainers."""
         layers = self._read_layers(X, reset=not continues)
         known = known_entries(None if mask is None else self._masks_by_layer(mask), layers, every_layer=True)
@@ -161,6 +169,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
             for name, unit in units.items():
                 unit.byte_scale = self.machine_.layers[name].byte_scale
         check_values(layers, units, known)
+        weights = self._weights_of(layers, sample_weight)
         machines = self._new_machines(units, min(n_samples(layers), recipe.batch_size))
         if continues:
             message = (
@@ -173,6 +182,8 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
             machines = [machine.to(resolve_device(self.device)) for machine in machines]
             trainers = self._new_trainers(machines, recipe)
             self._set_machines(machines)
+        for trainer in trainers:
+            trainer.sample_weight = weights
         self.trainers_ = trainers
         return PreparedRun(trainers, layers, known, continues)
 

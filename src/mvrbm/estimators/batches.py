@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor
 
 from mvrbm.estimators.parameters import unit_named
@@ -56,6 +57,15 @@ def _has_binary_bytes(data: Any) -> bool:
 def n_samples(layers: Mapping[str, Any]) -> int:
     """Return the number of samples in the data, which is the same for all layers."""
     return len(next(iter(layers.values())))
+
+
+def sample_weights(given: Any, n: int) -> Array:
+    """Validate the weights of `n` samples. If `given` is None, return equal weights."""
+    rows = np.broadcast_to(np.float64(0), (n, 1))
+    weights: Array = _check_sample_weight(given, rows, dtype=np.float64, ensure_non_negative=True)
+    if not weights.sum() > 0:
+        raise ValueError("sample_weight must be positive for at least one sample, but all weights are zero")
+    return weights
 
 
 def joined(batches: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:

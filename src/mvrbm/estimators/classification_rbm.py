@@ -16,6 +16,7 @@ from torch.nn.functional import one_hot
 from mvrbm.couplings import Dense, Kronecker
 from mvrbm.devices import resolve_device, sensible_threads
 from mvrbm.errors import StorageError
+from mvrbm.estimators.base import to_array
 from mvrbm.estimators.batches import Array, unit_for
 from mvrbm.estimators.chains import (
     Chains,
@@ -28,7 +29,7 @@ from mvrbm.estimators.chains import (
 )
 from mvrbm.estimators.classifier_base import ArrayClassifier
 from mvrbm.estimators.inputs import LABEL, VISIBLE
-from mvrbm.estimators.labels import Labeled, label_codes
+from mvrbm.estimators.labels import Labeled, class_counts_from, draw_codes, label_codes
 from mvrbm.estimators.parameters import seed_of, unconnected, unit_named, unsuited_reason, without_none
 from mvrbm.estimators.persistence import stored_descent
 from mvrbm.estimators.undo import undo_on_error
@@ -97,6 +98,8 @@ class ClassificationMVRBM(ArrayClassifier):
         The fitted machine, with the layers ``"visible"`` and ``"label"``.
     classes_, visible_shape_, n_parameters_
         See :class:`MVRBMClassifier`.
+    class_count_ : array of shape (n_classes,) or None
+        Number of training samples in each class (sum of their weights). None if the model was saved by version 0.2.
     history_ : list of dict
         See :class:`MVRBMClassifier`. After generative training, this list contains the metrics logged by callbacks.
     n_epochs_, n_updates_ : int
@@ -156,7 +159,7 @@ class ClassificationMVRBM(ArrayClassifier):
         y : array of shape (n,) or (n, n_classes)
             Class labels, as numbers, strings or one-hot rows.
         sample_weight : array of shape (n,), optional
-            Weight of each sample. Generative training requires equal weights.
+            Weight of each sample.
         callbacks : sequence of Callback, default=()
             Callbacks for generative training. Other modes ignore them.
         checkpoints : path, optional
@@ -192,6 +195,7 @@ class ClassificationMVRBM(ArrayClassifier):
         data = self._read_labeled(X, y, sample_weight, resolve_device(self.device))
         plan = self._plan(len(data.codes), _LEARNING_RATE if self.learning_rate is None else self.learning_rate)
         seed = seed_of(self.random_state)
+        self.class_count_: Array | None = np.bincount(to_array(data.codes), weights=to_array(data.weights))
         self.machine_ = self._new_machine(data).to(data.weights)
         self.chains_: Chains = {}
         self.n_epochs_ = 0
@@ -215,8 +219,6 @@ class ClassificationMVRBM(ArrayClassifier):
         self, data: Labeled, seed: int, callbacks: Sequence[Callback], checkpoints: Any, ignore_mismatch: bool
     ) -> type[BaseException] | None:
         """Train the machine by contrastive divergence."""
-        if bool((data.weights != data.weights[0]).any()):
-            raise ValueError("mode='generative' requires equal sample weights; use another mode for unequal weights")
         trainer = Trainer(self.machine_, self._recipe(), seed=seed, callbacks=callbacks)
         if not isinstance(self.random_state, int | np.integer):
             trainer.seed = None  # the user did not choose the seed, so checkpoints with any seed can be resumed
@@ -224,13 +226,15 @@ class ClassificationMVRBM(ArrayClassifier):
             trainer.callbacks = [*callbacks, Checkpoint(checkpoints)]
             trainer.resume(checkpoints, ignore_mismatch=ignore_mismatch)
         labels = self._one_hot(data.codes)
+        trainer.sample_weight = to_array(data.weights)
         trainer.fit({VISIBLE: data.samples, LABEL: labels}, initialize=True)
         self.history_ = trainer.history
         self.chains_ = kept_chains(trainer)
         self.n_epochs_ = trainer.epoch
         self.n_updates_ = trainer.update
         if not trainer.interrupted:
-            match_labels(trainer, LABEL, labels.mean(0), RandomSource(seed))
+            shares = data.weights @ labels / data.weights.sum()
+            match_labels(trainer, LABEL, shares, RandomSource(seed))
         return trainer.interrupt
 
     def _recipe(self) -> Recipe:
@@ -347,16 +351,17 @@ class ClassificationMVRBM(ArrayClassifier):
         n : int, optional
             Number of samples. Default: one per label, or 1 if `label` is None.
         label : label or array of labels, optional
-            One label from `classes_` for all samples, or one label per sample. Given labels stay fixed. If None, labels
-            are sampled too.
+            One label from `classes_` for all samples, or one label per sample. If None, labels are drawn with their
+            frequencies in the training data, which are also the frequencies in the model after generative training.
+            Labels stay fixed, because those of Gibbs chains hardly ever change. For models saved by version 0.2, labels
+            are sampled too if `label` is None.
         steps : int, default=1000
             Number of Gibbs steps per chain.
         init : {"chains", "noise"}, optional
             Initial states: the persistent chains from training (chains with the same label, if there are any), or
             random states. Default: the persistent chains if the model was trained with them, otherwise random states.
         mean : bool, default=False
-            Whether to return the means of the visible units given the last hidden sample, instead of samples. If True,
-            labels that are not fixed are set to the most probable class.
+            Whether to return the means of the visible units given the last hidden sample, instead of samples.
 
         Returns
         -------
@@ -371,10 +376,13 @@ class ClassificationMVRBM(ArrayClassifier):
         known = None
         if label is None:
             n = 1 if n is None else whole_number(n, "n")
-            start = initial_states(machine, n, init, self.chains_, rng)
+            codes = None if self.class_count_ is None else draw_codes(self.class_count_, n, rng)
         else:
             codes = label_codes(label, self.classes_, n)
             n = len(codes)
+        if codes is None:
+            start = initial_states(machine, n, init, self.chains_, rng)
+        else:
             start, known = initial_states_with_labels(machine, {LABEL: codes}, init, self.chains_, rng)
         self._warn_of_recipe()
         with sensible_threads(machine, n):
@@ -393,7 +401,9 @@ class ClassificationMVRBM(ArrayClassifier):
         write_chains(self.chains_, folder)
 
     def _description(self) -> dict[str, Any]:
-        return {**super()._description(), "n_epochs": self.n_epochs_, "n_updates": self.n_updates_}
+        counts = None if self.class_count_ is None else self.class_count_.tolist()
+        trained = {"n_epochs": self.n_epochs_, "n_updates": self.n_updates_, "class_count": counts}
+        return {**super()._description(), **trained}
 
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
         n_classes = self._restore_classes(described)
@@ -408,6 +418,7 @@ class ClassificationMVRBM(ArrayClassifier):
             )
         self.machine_ = machine.to(resolve_device(self.device))
         self.chains_ = read_chains(folder, self.machine_)
+        self.class_count_ = class_counts_from(described.get("class_count"), n_classes)
         self.interrupted_ = False
         self.n_epochs_ = int(described.get("n_epochs", 0))
         self.n_updates_ = int(described.get("n_updates", 0))

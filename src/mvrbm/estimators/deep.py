@@ -112,7 +112,7 @@ class DeepMVRBM(SingleLayerRBM):
         choice(self.feed, "feed", _FEEDS)
         return build_stack(units[VISIBLE], self.layers, rank=self.rank, hidden=self.hidden)
 
-    def prepare(self, X: Any, mask: Any = None) -> NoReturn:
+    def prepare(self, X: Any, mask: Any = None, sample_weight: Any = None) -> NoReturn:
         """Not supported for stacks, in which each machine has its own trainer and training data. Raises ValueError."""
         raise ValueError("prepare is not supported for stacks because each machine has its own trainer; use fit")
 

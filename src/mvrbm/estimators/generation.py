@@ -76,6 +76,11 @@ class GenerationMixin(BaseRBM):
 
         If a sample has no known entries, the result contains the unconditional means under the model.
 
+        To fill in missing values with small errors, use :class:`~mvrbm.MVRBMImputer` instead. It is trained to predict
+        missing entries, and reports standard deviations. This method completes samples in the style of the model. Its
+        errors can be larger than those of the mean of the data, in particular after training with a recipe that is not
+        generative.
+
         Parameters
         ----------
         X : array

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length, validate_data
+from sklearn.utils.validation import check_consistent_length, validate_data
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
-from mvrbm.estimators.batches import Array, check_values, has_nan, model_dtype, unit_for
+from mvrbm.estimators.batches import Array, check_values, has_nan, model_dtype, sample_weights, unit_for
 from mvrbm.estimators.labels import Labeled, label_vector
 from mvrbm.estimators.parameters import is_named
 from mvrbm.estimators.persistence import forget_names, restore_names, saved_names
@@ -73,9 +73,7 @@ class ArrayInput:
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(f"y must have at least two classes, got only one class: {classes.tolist()}")
-        weights = _check_sample_weight(sample_weight, samples, dtype=np.float64, ensure_non_negative=True)
-        if not weights.sum() > 0:
-            raise ValueError("sample_weight must be positive for at least one sample, but all weights are zero")
+        weights = sample_weights(sample_weight, len(samples))
         dtype = model_dtype({VISIBLE: samples})
         check_values({VISIBLE: samples}, {VISIBLE: unit_for(self.visible, samples).to(dtype)})
         self.classes_ = classes

@@ -10,6 +10,7 @@ from torch import Tensor
 from mvrbm.errors import StorageError
 from mvrbm.estimators.batches import Array
 from mvrbm.io.untrusted import ALLOWANCE
+from mvrbm.random import RandomSource
 
 
 class Labeled(NamedTuple):
@@ -51,6 +52,13 @@ def label_codes(labels: Any, classes: Any, n: int | None) -> Tensor:
     return codes
 
 
+def draw_codes(counts: Array, n: int, rng: RandomSource) -> Tensor:
+    """Draw `n` class indices with probabilities proportional to `counts`, an array of shape (n_classes,)."""
+    ends = torch.from_numpy(np.cumsum(counts, dtype=np.float64))
+    drawn = rng.uniform((n,), ends) * ends[-1]
+    return torch.searchsorted(ends, drawn, right=True).clamp(max=int(np.flatnonzero(counts)[-1]))
+
+
 def describe_classes(classes: Array) -> dict[str, Any]:
     """Convert classes to a JSON-serializable description. Use :func:`classes_from` to restore the classes."""
     values = classes.tolist()
@@ -73,3 +81,13 @@ def classes_from(described: Mapping[str, Any]) -> Array:
     if labels.ndim != 1:
         raise StorageError(f"labels must be a list of values, got an array of shape {labels.shape}")
     return labels
+
+
+def class_counts_from(described: Any, n_classes: int) -> Array | None:
+    """Restore the class counts from their saved description, or return None if there is none."""
+    if described is None:
+        return None
+    counts = np.asarray(described, dtype=np.float64)
+    if counts.shape != (n_classes,) or not (np.isfinite(counts).all() and counts.min() >= 0 and counts.sum() > 0):
+        raise StorageError(f"class_count must contain {n_classes} nonnegative numbers, got {described!r:.100}")
+    return counts

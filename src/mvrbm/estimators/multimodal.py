@@ -17,13 +17,23 @@ from mvrbm.estimators.array_rbm import ArrayRBM
 from mvrbm.estimators.batches import Array, batches, joined, known_entries, model_dtype, unit_for
 from mvrbm.estimators.chains import initial_states_with_labels, match_labels
 from mvrbm.estimators.inputs import by_modality, check_modalities, read_modalities
-from mvrbm.estimators.labels import classes_from, describe_classes, label_codes, label_vector
+from mvrbm.estimators.labels import (
+    class_counts_from,
+    classes_from,
+    describe_classes,
+    draw_codes,
+    label_codes,
+    label_vector,
+)
 from mvrbm.estimators.parameters import is_named, unconnected
+from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import label_log_posterior
 from mvrbm.saving import register
 from mvrbm.training.callbacks import Callback
 from mvrbm.training.trainer import Trainer
 from mvrbm.units import Unit
+from mvrbm.updates.recipe import Recipe
+from mvrbm.validation import whole_number
 
 
 @register("MMVRBM")
@@ -56,7 +66,9 @@ class MMVRBM(ArrayRBM):
         and ``Kronecker(rank)`` for all other modalities.
     visible : str or dict of str to str, default="bernoulli"
         Unit type for all modalities, or a dict with one unit type per modality. The dict can omit labels.
-    hidden, n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps, warm_start
+    recipe : str or Recipe, default="generative"
+        Training settings. See :class:`~mvrbm.MVRBM`.
+    hidden, n_epochs, batch_size, learning_rate, negative, n_chains, gibbs_steps, warm_start
         See :class:`~mvrbm.MVRBM`.
     backend, random_state, device, verbose
         See :class:`~mvrbm.MVRBM`.
@@ -67,6 +79,9 @@ class MMVRBM(ArrayRBM):
         Names of the modalities.
     classes_ : dict of str to array
         Sorted classes of each modality that is a vector of labels.
+    class_count_ : dict of str to array
+        Number of training samples in each class, for each modality that is a label. Empty if the model was saved by
+        version 0.2.
 
     See Also
     --------
@@ -94,6 +109,7 @@ class MMVRBM(ArrayRBM):
     _: KW_ONLY
     rank: int = 1
     coupling: Any = None
+    recipe: str | Recipe = "generative"
 
     # -- data and layers --------------------------------------------------------------------------
 
@@ -152,13 +168,23 @@ class MMVRBM(ArrayRBM):
 
     # -- training ---------------------------------------------------------------------------------
 
+    def _set_machines(self, machines: Sequence[BoltzmannMachine]) -> None:
+        super()._set_machines(machines)
+        self.class_count_: dict[str, Array] = {}
+
     def _train(
         self, trainer: Trainer, data: Any, n_epochs: int, known: Any, callbacks: Sequence[Callback], *, initialize: bool
     ) -> None:
         super()._train(trainer, data, n_epochs, known, callbacks, initialize=initialize)
-        if len(self._labels) == 1 and known is None and not trainer.interrupted:
-            (name,) = self._labels
-            match_labels(trainer, name, torch.from_numpy(np.asarray(data[name]).mean(0)), self._rng())
+        counts = dict(self.class_count_)
+        for name in self._labels:
+            one_hot = data[name] if known is None else np.where(known[name], data[name], 0)
+            counts[name] = counts.get(name, 0) + np.sum(one_hot, 0, dtype=np.float64)
+        self.class_count_ = counts
+        if self._labels and known is None and not trainer.interrupted:
+            name = self._labels[0]
+            shares = self.class_count_[name] / self.class_count_[name].sum()
+            match_labels(trainer, name, torch.from_numpy(shares), self._rng())
 
     # -- prediction -------------------------------------------------------------------------------
 
@@ -212,6 +238,7 @@ class MMVRBM(ArrayRBM):
             )
         n = len(next(iter(given.values())))
         unknown = {name: np.broadcast_to(np.float32(np.nan), (n, *machine.layers[name].shape)) for name in absent}
+        self._warn_of_recipe()
         layers = self._read_layers({**given, **unknown}, reset=False)
         others = {name: array for name, array in layers.items() if name in given}
         has_exact_posterior = len(absent) == 1 and absent[0] in self._labels and machine.hidden.has_energy
@@ -219,7 +246,6 @@ class MMVRBM(ArrayRBM):
             units = {name: machine.layers[name] for name in others}
             posteriors = [label_log_posterior(machine, batch, absent[0]).exp() for batch in batches(others, units)]
             return {absent[0]: torch.cat(posteriors).cpu().numpy()}
-        self._warn_of_recipe()
         filled = joined(self._filled_batches(layers, None, steps, burn_in))
         return {name: filled[name].cpu().numpy() for name in absent}
 
@@ -243,7 +269,9 @@ class MMVRBM(ArrayRBM):
             Number of samples. Default: one per label, or 1 if `label` is None.
         label : label, array of labels, or dict of str to label or array of labels, optional
             One label for all samples, or one label per sample. If several modalities are labels, pass a dict keyed
-            by modality. Given labels stay fixed. If None, labels are sampled too.
+            by modality. Given labels stay fixed. If None, the labels of the first modality that is a label are drawn
+            with their frequencies in the training data and stay fixed, because those of Gibbs chains hardly ever
+            change. Labels of other modalities are sampled. If `init` contains data, all labels are sampled.
         steps, init, mask, mean
             See :meth:`MVRBM.sample`. If `label` is given, `init` must be ``"chains"``, ``"noise"`` or None, and
             sampling starts from persistent chains with the same label if there are any.
@@ -255,6 +283,10 @@ class MMVRBM(ArrayRBM):
             is True, labels that are not fixed are set to the most probable class.
         """
         check_is_fitted(self)
+        if label is None and self.class_count_ and mask is None and (init is None or isinstance(init, str)):
+            name, counts = next(iter(self.class_count_.items()))
+            codes = draw_codes(counts, whole_number(1 if n is None else n, "n"), self._rng())
+            label = {name: self._classes(name)[codes.numpy()]}
         if label is None:
             drawn = super().sample(1 if n is None else n, steps=steps, init=init, mask=mask, mean=mean)
         else:
@@ -287,7 +319,8 @@ class MMVRBM(ArrayRBM):
 
     def _description(self) -> dict[str, Any]:
         classes = {name: describe_classes(values) for name, values in self.classes_.items()}
-        return {**super()._description(), "classes": classes}
+        counts = {name: found.tolist() for name, found in self.class_count_.items()}
+        return {**super()._description(), "classes": classes, "class_count": counts}
 
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
         super()._restore(folder, described)
@@ -297,6 +330,9 @@ class MMVRBM(ArrayRBM):
         for name, classes in self.classes_.items():
             if layers[name].shape != classes.shape:
                 raise ValueError(f"layer '{name}' of shape {layers[name].shape} does not match {len(classes)} classes")
+        counts = {name: described.get("class_count", {}).get(name) for name in self._labels}
+        found = {name: class_counts_from(entry, *layers[name].shape) for name, entry in counts.items()}
+        self.class_count_ = {name: entry for name, entry in found.items() if entry is not None}
         kinds = self._kinds(list(layers))
         if not all(is_named(unit, kinds[name]) for name, unit in layers.items()):
             units = {name: unit.name for name, unit in layers.items()}

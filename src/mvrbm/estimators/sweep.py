@@ -20,6 +20,7 @@ from sklearn.model_selection import ParameterGrid
 from mvrbm.distributed import World, single_process
 from mvrbm.errors import DivergenceError
 from mvrbm.estimators.array_rbm import ArrayRBM
+from mvrbm.estimators.batches import sample_weights
 from mvrbm.estimators.undo import undo_on_error
 from mvrbm.training import Checkpoint, fit_together
 from mvrbm.training.parts import part_folder
@@ -103,7 +104,15 @@ class Sweep:
         self.validation_fraction = validation_fraction
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any = None, *, checkpoints: Any = None, ignore_mismatch: bool = False) -> Sweep:
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        checkpoints: Any = None,
+        ignore_mismatch: bool = False,
+    ) -> Sweep:
         r"""Train all candidates and score them.
 
         Parameters
@@ -112,6 +121,8 @@ class Sweep:
             Data to split into training samples and held-out samples.
         y : array of shape (n,), optional
             Labels to pass to `scoring`.
+        sample_weight : array of shape (n,), optional
+            Weight of each sample in training. Scores do not depend on the weights.
         checkpoints : path, optional
             Checkpoint folder. The state of each candidate is saved after each epoch, and training resumes from existing
             checkpoints. With checkpoints, candidates are trained one after another.
@@ -130,10 +141,11 @@ class Sweep:
         `checkpoints` was given, calling `fit` again resumes the training runs.
         """
         with undo_on_error(self):
-            self._fit(np.asarray(X), y, checkpoints, ignore_mismatch)
+            weights = None if sample_weight is None else sample_weights(sample_weight, len(X))
+            self._fit(np.asarray(X), y, weights, checkpoints, ignore_mismatch)
         return self
 
-    def _fit(self, X: Any, y: Any, checkpoints: Any, ignore_mismatch: bool) -> None:
+    def _fit(self, X: Any, y: Any, weights: Any, checkpoints: Any, ignore_mismatch: bool) -> None:
         kept, held = self._split(len(X))
         self.candidates_ = [Candidate(dict(params)) for params in ParameterGrid(self.grid)]
         world = World.here()
@@ -142,7 +154,8 @@ class Sweep:
             None if checkpoints is None else part_folder(checkpoints, "candidate", index)
             for index in range(len(self.candidates_))
         ]
-        self._train(self.candidates_[own], X[kept], folders[own], ignore_mismatch)
+        kept_weights = None if weights is None else weights[kept]
+        self._train(self.candidates_[own], X[kept], kept_weights, folders[own], ignore_mismatch)
         labels = None if y is None else np.asarray(y)[held]
         for candidate in self.candidates_[own]:
             if not candidate.diverged:
@@ -168,12 +181,17 @@ class Sweep:
         return float(fitted.score(X) if self.scoring is None else self.scoring(fitted, X, y))
 
     def _train(
-        self, candidates: Sequence[Candidate], X: Any, folders: Sequence[Path | None], ignore_mismatch: bool
+        self,
+        candidates: Sequence[Candidate],
+        X: Any,
+        weights: Any,
+        folders: Sequence[Path | None],
+        ignore_mismatch: bool,
     ) -> None:
         trainers: list[Trainer] = []
         data: list[dict[str, Any]] = []
         for candidate, folder in zip(candidates, folders, strict=True):
-            candidate.estimator, trainer, layers = self._prepared(candidate.params, X)
+            candidate.estimator, trainer, layers = self._prepared(candidate.params, X, weights)
             if folder is not None:
                 trainer.callbacks = [Checkpoint(folder)]
                 trainer.resume(folder, ignore_mismatch=ignore_mismatch)
@@ -190,11 +208,11 @@ class Sweep:
             if diverged:
                 candidate.estimator = None
 
-    def _prepared(self, params: Mapping[str, Any], X: Any) -> tuple[Any, Trainer, dict[str, Any]]:
+    def _prepared(self, params: Mapping[str, Any], X: Any, weights: Any = None) -> tuple[Any, Trainer, dict[str, Any]]:
         """Return an untrained estimator, its trainer, and the training data keyed by layer name."""
         estimator = clone(self.estimator).set_params(**params)
         with single_process():
-            trainer, layers, _ = estimator.prepare(X)
+            trainer, layers, _ = estimator.prepare(X, sample_weight=weights)
         return estimator, trainer, layers
 
     def _share_scores(self, world: World) -> None:

@@ -47,6 +47,9 @@ _ENTRIES_AT_ONCE = 2**22
 # Beta coefficients for Adam. The first coefficient is lower than the default, because the gradients of contrastive
 # divergence change quickly.
 _ADAM_BETAS = (0.5, 0.999)
+# Precision (inverse variance) of the Gaussian prior on the weights. Chosen on validation documents of 20 Newsgroups, for
+# 300 to 10,000 training documents.
+_PRECISION = 5.0
 
 
 class DenseBatches:
@@ -77,7 +80,8 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
     multiplying their word probabilities, whereas latent Dirichlet allocation mixes (adds) them.
 
     The model is trained by contrastive divergence with Adam, because Adam's step size does not depend on the frequency
-    of a word.
+    of a word. The weights have a Gaussian prior with variance 0.2, so that more epochs do not overfit small
+    collections.
 
     Parameters
     ----------
@@ -196,7 +200,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
             counts = self._prepare(X, continues=continues)
             n_epochs = whole_number(self.n_epochs, "n_epochs")
             decay = functools.partial(LinearLR, start_factor=1, end_factor=0, total_iters=n_epochs)
-            trainer = self._new_trainer(decay)
+            trainer = self._new_trainer(decay, counts.shape[0])
             resumed = resume is not None and trainer.resume(resume, ignore_mismatch=ignore_mismatch)
             self._train(trainer, counts, n_epochs, callbacks, initialize=not (continues or resumed))
         trainer.raise_if_interrupted()
@@ -208,7 +212,8 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         with undo_on_error(self, [self.machine_] if continues else []):
             former = self.trainer_ if continues else None
             counts = self._prepare(X, continues=continues)
-            trainer = self._new_trainer(None) if former is None or former.scheduler is not None else former
+            begins = former is None or former.scheduler is not None
+            trainer = self._new_trainer(None, counts.shape[0]) if begins else former
             trainer.restart_epoch()  # an interrupted epoch may have used different documents
             self._train(trainer, counts, trainer.epoch + 1, (), initialize=not continues)
         trainer.raise_if_interrupted()
@@ -232,10 +237,14 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
             )
         return counts
 
-    def _new_trainer(self, scheduler: SchedulerFactory | None) -> Trainer:
+    def _new_trainer(self, scheduler: SchedulerFactory | None, n_documents: int) -> Trainer:
         rate = number(self.learning_rate, "learning_rate", exclude_low=True)
         recipe = Recipe(
-            n_epochs=self.n_epochs, batch_size=self.batch_size, learning_rate=rate, negative=CD(self.gibbs_steps)
+            n_epochs=self.n_epochs,
+            batch_size=self.batch_size,
+            learning_rate=rate,
+            weight_decay=_PRECISION / n_documents,
+            negative=CD(self.gibbs_steps),
         )
         optimizer = functools.partial(Adam, lr=rate, betas=_ADAM_BETAS)
         seed = seed_of(self.random_state)

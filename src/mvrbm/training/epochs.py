@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mvrbm.backends.base import EpochBackend
 from mvrbm.data.sources import Source
+from mvrbm.data.weights import SampleWeights
 from mvrbm.random import RandomSource
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
@@ -29,11 +30,14 @@ class EpochOrders:
         Number of samples.
     device : torch.device
         Device to store the orders on.
+    weights : SampleWeights, optional
+        Sample weights, which determine how often an order contains each sample. Default: once.
     """
 
-    def __init__(self, rng: RandomSource, n: int, device: torch.device) -> None:
+    def __init__(self, rng: RandomSource, n: int, device: torch.device, weights: SampleWeights | None = None) -> None:
         self._rng = rng
         self._n = n
+        self._weights = weights
         self._device = device
         self._count = max(1, min(_EPOCHS_PER_SORT, _ENTRIES_PER_SORT // n))
         self._first = 0
@@ -44,6 +48,9 @@ class EpochOrders:
         if not self._first <= epoch < self._first + len(self._orders):
             self._first = epoch
             self._orders = self._rng.permutations(self._n, epoch, self._count, self._device)
+            if self._weights is not None:
+                after = [self._rng.at_step(step, draw=1) for step in range(epoch, epoch + self._count)]
+                self._orders = self._weights.draw(self._orders, after)
         return self._orders[epoch - self._first]
 
 
@@ -75,7 +82,10 @@ class EpochLoop:
         self.stored = True
         self._sources = sources
         device = states[0].machine.like.device
-        self._orders = [EpochOrders(rng, backend.n_samples, device) for rng in order_rngs]
+        self._orders = [
+            EpochOrders(rng, backend.n_samples, device, source.weights)
+            for rng, source in zip(order_rngs, sources, strict=True)
+        ]
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Compute the remaining updates in the current epoch. The backend may stop early if `stopped` returns True."""

@@ -50,7 +50,8 @@ def fit_together(trainers: Sequence[Trainer], data: Sequence[Any], *, initialize
         else:
             members = [trainers[index] for index in indices]
             same_data = {id(data[index]): sources[index] for index in indices}
-            diverged = _fit_group(members, [same_data[id(data[index])] for index in indices], kernels)
+            shared = [same_data[id(data[index])] for index in indices]
+            diverged = _fit_group(members, shared, [sources[index] for index in indices], kernels)
         seconds = (time.perf_counter() - began) / len(indices)
         outcomes |= {index: Outcome(failed, seconds) for index, failed in zip(indices, diverged, strict=True)}
     return [outcomes[index] for index in range(len(trainers))]
@@ -109,15 +110,20 @@ def _fit_alone(trainer: Trainer, source: Source) -> bool:
     return False
 
 
-def _fit_group(trainers: Sequence[Trainer], sources: Sequence[Source], kernels: str) -> list[bool]:
-    """Train prepared machines with the same shapes together and return whether each one diverged."""
+def _fit_group(
+    trainers: Sequence[Trainer], shared: Sequence[Source], sources: Sequence[Source], kernels: str
+) -> list[bool]:
+    """Train prepared machines with the same shapes together and return whether each one diverged.
+
+    `sources` contains the source of each run, with its sample weights. Equal entries of `shared` have equal data.
+    """
     recipe = trainers[0].recipe
     for trainer in trainers:
         trainer.n_epochs = recipe.n_epochs
     settings = [trainer.update_settings() for trainer in trainers]
     states = [trainer.state for trainer in trainers]
     # All backends that train groups compute whole epochs.
-    backend = cast(EpochBackend, choose_backend(settings, states, sources, threads=1, name=kernels))
+    backend = cast(EpochBackend, choose_backend(settings, states, shared, threads=1, name=kernels))
     loop = EpochLoop(backend, states, sources, [trainer.order_rng for trainer in trainers])
     diverged = [False] * len(trainers)
     interrupts: list[type[BaseException]] = []

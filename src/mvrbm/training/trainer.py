@@ -103,6 +103,9 @@ class Trainer:
     same_data : bool
         Whether every call to `fit` uses the same data. If False, the data is not compared when training resumes from a
         checkpoint.
+    sample_weight : array of shape (n,) or None
+        Weight of each sample. An epoch draws as many samples as the data has, each in proportion to its weight. If
+        None, an epoch contains each sample once. Set it before `fit`.
     stop : bool
         Set to True in a callback to stop training after the current batch.
     failed : bool
@@ -132,6 +135,7 @@ class Trainer:
         seed = self.world.broadcast_int(seed)
         self.seed: int | None = seed
         self.same_data = True
+        self.sample_weight: Any = None
         self.planned_epochs: int | None = None
         self.n_epochs = self.recipe.n_epochs
         self.batches_per_epoch: int | None = None
@@ -487,6 +491,9 @@ class Trainer:
             own = len(range(size)[world.part_of(size)])
             source = as_source(data, self.machine, mask=mask, nan_is_missing=nan_is_missing, batch_size=own)
             source.world = world
+            source.weigh(self.sample_weight)
+            if source.weights is not None and world.size > 1 and not source.common:
+                raise ValueError("sample_weight is not supported for shards with several processes")
             check_training_memory(self.machine, source.full_batch(own))
             source.first_look()
         n_batches = source.n_batches(size)

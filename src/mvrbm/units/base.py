@@ -138,6 +138,11 @@ class Unit(nn.Module, ABC):
         return False
 
     @property
+    def one_hot(self) -> bool:
+        """Whether each site is a row with exactly one 1 in every state."""
+        return False
+
+    @property
     @abstractmethod
     def levels(self) -> float:
         """Number of possible values per site, which is infinite for real values and counts."""

@@ -47,6 +47,11 @@ class Categorical(Unit):
         self.padded = padded
 
     @property
+    def one_hot(self) -> bool:
+        """Whether each row has exactly one 1, which is not the case for padding."""
+        return not self.padded
+
+    @property
     def levels(self) -> float:
         """Number of categories."""
         return self.shape[-1]

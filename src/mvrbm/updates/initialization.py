@@ -17,15 +17,13 @@ from mvrbm.updates.gradient import Centering
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
 
-# The next three constants were tuned on held-out MNIST training digits and on photograph patches, for sizes from 4x4 to
+# The next two constants were tuned on held-out MNIST training digits and on photograph patches, for sizes from 4x4 to
 # 128x128, orders 1 to 4, and ranks 1 to 16. The results are in docs/learning.md.
 # Learning rate as a multiple of the inverse curvature.
 _RATE = 3.0
 # The same for coupled Gaussian layers. For a singular value w of the coupling, the gradient of CD-1 is proportional to
 # w (c - c w^4 - w^2 - 1), where c is the variance of the data in that direction. Near w = 1, its slope is -4 (c + 1).
 _GAUSSIAN_RATE = 0.25
-# Upper limit on the computed learning rate.
-_LARGEST_RATE = 0.5
 # Initial standard deviation of the hidden fields.
 _FIELD_SPREAD = 0.3
 # Total variance below which the data is considered nearly constant. The initial weights are then smaller.
@@ -51,7 +49,7 @@ def prepare_state(
     Parameters
     ----------
     state : TrainState
-        Training state. Its learning rate and centering offsets are set in place.
+        Training state. Its learning rates and centering offsets are set in place.
     recipe : Recipe
         Training settings.
     moments : mapping of str to Moments
@@ -71,7 +69,9 @@ def prepare_state(
         machine.check_bounded()
     state.learning_rate = recipe.learning_rate
     if state.learning_rate is None:
-        state.learning_rate = safe_rate(machine, recipe, moments)
+        rates = safe_rates(machine, recipe, moments)
+        largest = state.learning_rate = max(rates.values())
+        state.relative_rates = {name: rate / largest for name, rate in rates.items() if rate < largest}
     center = offsets(machine, recipe, moments)
     follow_hidden = recipe.centering == "full"
     if follow_hidden or any(bool(offset.any()) for offset in center.values()):
@@ -139,31 +139,38 @@ def offsets(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Mom
 
 
 @torch.no_grad()
-def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments]) -> float:
-    r"""Compute a learning rate for `W` that is large enough for fast learning but small enough to prevent divergence.
+def safe_rates(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments]) -> dict[str, float]:
+    r"""Compute learning rates that are large enough for fast learning but small enough to prevent divergence.
+
+    The result has one learning rate for each coupling `W`, keyed by layer name.
 
     Along a row of `W`, the curvature of the likelihood is at most :math:`v_h \sum \mathrm{E}\, (T(x) - \mu)^2`, where
-    :math:`v_h` is the largest variance of a hidden unit, and the sum is the second moment of the visible statistics
-    around their offsets :math:`\mu`. Along a column, the curvature is at most :math:`v_v v_h K`, where :math:`v_v` is
-    the largest variance of a visible unit and :math:`K` is the number of hidden units. A learning rate is safe if it is
-    at most about the inverse of the sum of these two bounds.
+    :math:`v_h` is the largest variance of a hidden unit, and the sum is the second moment of the statistics of all
+    visible layers around their offsets :math:`\mu`. Along a column, the curvature is at most :math:`v_v v_h K`, where
+    :math:`v_v` is the largest variance of a visible unit in the layer and :math:`K` is the number of hidden units. A
+    learning rate is safe if it is at most about the inverse of the sum of these two bounds.
+
+    Units with bounded statistics tolerate much larger learning rates than Gaussian units. If all couplings had the
+    learning rate of a Gaussian layer, the other layers would hardly learn.
     """
     hidden, power = machine.hidden, _power(machine, moments, offsets(machine, recipe, moments), most=recipe.normalized)
     if power < _LEAST_POWER:
         # The chains vary even if the data is nearly constant.
         power = sum(unit.fluctuation * math.prod(unit.shape) for unit in machine.layers.values())
     rows = hidden.fluctuation * power
-    visible_fluctuation = max(unit.fluctuation for unit in machine.layers.values())
-    columns = visible_fluctuation * hidden.fluctuation * math.prod(hidden.shape)
-    # Units with bounded statistics saturate, so the actual curvature is far below the bound.
-    ends = [end for unit in (hidden, *machine.layers.values()) for end in unit.statistic_bounds]
-    factor = recipe.rate_factor * _RATE
-    if not all(map(math.isfinite, ends)):
-        # Otherwise, the learning rate may exceed the bound only for a short time, while it decays.
-        factor = 1.0 if recipe.rate_decay is None else _RATE
-    if hidden.gaussian and any(unit.gaussian for unit in machine.layers.values()):
-        factor = _GAUSSIAN_RATE
-    return min(_LARGEST_RATE, factor / (rows + columns))
+    coupled_gaussian = hidden.gaussian and any(unit.gaussian for unit in machine.layers.values())
+    rates = {}
+    for name, unit in machine.layers.items():
+        # Units with bounded statistics saturate, so the actual curvature is far below the bound.
+        factor = recipe.rate_factor * _RATE
+        if not all(map(math.isfinite, (*hidden.statistic_bounds, *unit.statistic_bounds))):
+            # Otherwise, the learning rate may exceed the bound only for a short time, while it decays.
+            factor = 1.0 if recipe.rate_decay is None else _RATE
+        if coupled_gaussian:
+            factor = _GAUSSIAN_RATE
+        columns = unit.fluctuation * hidden.fluctuation * math.prod(hidden.shape)
+        rates[name] = min(recipe.largest_rate, factor / (rows + columns))
+    return rates
 
 
 def _power(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mvrbm.updates.negative import CD, PCD, NegativePhase, TemperedPCD
@@ -27,10 +27,12 @@ class Recipe:
     learning_rate : float, optional
         Learning rate for the coupling matrix `W`, or for its factors if `normalized` is False. If None, the learning
         rate is computed from the sizes of the layers and the variance of the data. See
-        :func:`mvrbm.updates.initialization.safe_rate`.
+        :func:`mvrbm.updates.initialization.safe_rates`.
     rate_factor : float
         Factor by which the computed learning rate is multiplied if all units have bounded statistics (Bernoulli,
         Categorical, etc.).
+    largest_rate : float
+        Upper limit on the computed learning rate. Only small models reach it.
     bias_learning_rate : float, optional
         Learning rate for biases and variances. If None, `learning_rate` is used.
     momentum : float
@@ -70,6 +72,7 @@ class Recipe:
     batch_size: int = 100
     learning_rate: float | None = None
     rate_factor: float = 1.0
+    largest_rate: float = 0.5
     bias_learning_rate: float | None = 0.05
     momentum: float = 0.5
     weight_decay: float = 0.0
@@ -92,6 +95,7 @@ class Recipe:
             "momentum": number(self.momentum, "momentum", 0, 1),
             "weight_decay": number(self.weight_decay, "weight_decay"),
             "rate_factor": number(self.rate_factor, "rate_factor", exclude_low=True),
+            "largest_rate": number(self.largest_rate, "largest_rate", exclude_low=True),
         }
         for name in ("learning_rate", "bias_learning_rate", "std", "factor_std"):
             if getattr(self, name) is not None:
@@ -116,7 +120,7 @@ class Recipe:
         read the result.
         """
         found = {**asdict(self), "negative": {"kind": type(self.negative).__name__, **asdict(self.negative)}}
-        added = {"rate_factor": 1.0, "linear_decay": False, "planned_updates": None}
+        added = {"rate_factor": 1.0, "largest_rate": 0.5, "linear_decay": False, "planned_updates": None}
         return {key: value for key, value in found.items() if key not in added or value != added[key]}
 
     @classmethod
@@ -128,15 +132,17 @@ class Recipe:
         return cls(**plain, negative=kinds[negative.pop("kind")](**negative))
 
 
+_GENERATIVE = Recipe(n_epochs=100, negative=PCD(100), rate_factor=8.0, momentum=0.0, rate_decay=None, linear_decay=True)
+
 #: Named recipes. `default` learns features and is stable for all units, orders, ranks and sizes. `generative` maximizes
 #: the likelihood with persistent chains and a large learning rate that decreases to zero over the planned updates.
-#: `paper` is Algorithm 1 as published, with one epoch per iteration. The paper does not specify how the factors are
-#: initialized, so they are drawn from N(0, 0.01^2).
+#: `sequences` is the same for one-hot data: all layers are centered, and the learning rate is larger, because rare
+#: categories vary less than the bound on their variance. `paper` is Algorithm 1 as published, with one epoch per
+#: iteration. The paper does not specify how the factors are initialized, so they are drawn from N(0, 0.01^2).
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(),
-    "generative": Recipe(
-        n_epochs=100, negative=PCD(100), rate_factor=8.0, momentum=0.0, rate_decay=None, linear_decay=True
-    ),
+    "generative": _GENERATIVE,
+    "sequences": replace(_GENERATIVE, rate_factor=16.0, largest_rate=4.0, centering="full"),
     "paper": Recipe(
         n_epochs=10_000,
         batch_size=100,

@@ -55,6 +55,9 @@ class TrainState:
         Number of completed epochs for which the scheduler has stepped.
     learning_rate : float, optional
         Initial learning rate, either set in the recipe or computed from the data. None before the first `fit`.
+    relative_rates : dict of str to float
+        Learning rates of couplings that learn more slowly than the others, as fractions of `learning_rate`, keyed by
+        layer name. See :func:`mvrbm.updates.initialization.safe_rates`.
     optimizer : Optimizer, optional
         Optimizer that replaces the recipe's update rule. If None, updates follow the recipe.
     scheduler : LRScheduler, optional
@@ -74,6 +77,7 @@ class TrainState:
     history: list[dict[str, float]] = field(default_factory=list)
     scheduled_epochs: int = 0
     learning_rate: float | None = None
+    relative_rates: dict[str, float] = field(default_factory=dict)
     optimizer: Optimizer | None = None
     scheduler: LRScheduler | None = None
 

@@ -6,7 +6,8 @@ An update performs these steps:
 2. In the first update with persistent chains, initialize the chains from the batch (:func:`start_chains`).
 3. Advance the chains, and compute the gradient of mean F(data) - mean F(chain) (:func:`own_gradient`). If layers are
    centered, convert the gradient to the centered form.
-4. Sum the gradient over all processes and divide it by the gains (:func:`gradient_of`).
+4. Sum the gradient over all processes, divide it by the gains, and multiply it by the relative learning rates of the
+   layers (:func:`gradient_of`).
 5. Apply weight decay, update the momenta, and update the parameters (:func:`take_step`). If layers are centered, adjust
    the biases to cancel the change in the fields that the offsets induce.
 6. Check that all parameters are finite, and increment `state.update`. Each backend performs this step itself, because
@@ -127,6 +128,10 @@ def gradient_of(state: TrainState, settings: UpdateSettings, batch: Layers, shar
     settings.sum_over_processes([*gradient.values(), *powers.values()])
     if settings.recipe.normalized:
         normalize(gains_of(state.machine, gradient, powers))
+    for layer, rate in state.relative_rates.items():
+        for name, part in gradient.items():
+            if name.startswith(f"couplings.{layer}."):
+                part *= rate
     return gradient
 
 

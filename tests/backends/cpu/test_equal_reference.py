@@ -86,6 +86,9 @@ def test_every_combination_of_units_couplings_phases_and_offsets(visible, hidden
     check(case, "gemm", torch.float32)
     if coupling != "dense" and compiled.library() is not None:
         check(case, "native", torch.float32)
+    if visible == "categorical" and hidden == "bernoulli":
+        check(case, "one_hot", torch.float64)
+        check(case, "one_hot", torch.float32)
 
 
 # -- other machines, and other numbers of samples ------------------------------------------------------
@@ -205,6 +208,26 @@ OTHERS = {
 }  # fmt: skip
 
 
+#: Machines of categorical layers.
+OF_CATEGORIES = {
+    "one-hot, wide": OF_MATRICES["wide categories"],
+    "one-hot, paper": Case({"x": lambda: C((6, 5))}, lambda: B((4, 7)), [3], PAPER),
+    "one-hot, vectors": Case({"x": lambda: C((9, 4))}, lambda: B((5, 1)), [2], PERSISTENT),
+    "one-hot, layers": Case(
+        {"x": lambda: C((6, 5)), "y": lambda: C(3), "z": lambda: C((2, 3, 4))}, lambda: B((4, 7)),
+        [2, Dense(), Dense()], CENTERED,
+    ),
+    "one-hot, no sample": Case({"x": lambda: C((6, 5))}, lambda: B((4, 7)), [1], PERSISTENT, (0, 0)),
+    "one-hot, one category": Case({"x": lambda: C((6, 1)), "y": lambda: C(3)}, lambda: B(4), [Dense(), Dense()]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_CATEGORIES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_sums_of_rows_train_as_the_reference_does(name, dtype):
+    check(OF_CATEGORIES[name], "one_hot", dtype)
+
+
 @pytest.mark.parametrize("name", [*OF_MATRICES, *OTHERS])
 @pytest.mark.parametrize(
     ("backend", "dtype"), [("statistics", torch.float64), ("gemm", torch.float64), ("gemm", torch.float32)]
@@ -283,11 +306,12 @@ PARTS = (Share(3 / 8, 4 / 9, 0, 0), Share(5 / 8, 5 / 9, 3, 4))
     [
         *[("statistics", name) for name in IN_PARTS],
         *[("gemm", name) for name in IN_PARTS],
+        ("one_hot", "one-hot, layers"),
         *[pytest.param("native", name, marks=needs_compiled_code) for name in IN_PARTS if name in OF_MATRICES],
     ],
 )
 def test_two_parts_of_an_update_are_those_of_the_reference(name, backend):
-    case = IN_PARTS[name]._replace(sizes=(8, 8))
+    case = (IN_PARTS | OF_CATEGORIES)[name]._replace(sizes=(8, 8))
     dtype = torch.float32 if backend == "native" else torch.float64
     for found, expected in zip(in_parts(case, backend, dtype), in_parts(case, "reference", torch.float64), strict=True):
         compare(found, expected, dtype)

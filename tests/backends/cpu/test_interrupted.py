@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from backend_runs import DEFAULT, PAPER, Case, everything_in, start, train, with_negative
-from mvrbm import Bernoulli, BoltzmannMachine, Dense, Gaussian, Kronecker, compiled
+from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, compiled
 from mvrbm.backends.cpu.gemm import GemmBackend
 from mvrbm.backends.cpu.native import NativeBackend
+from mvrbm.backends.cpu.one_hot import OneHotBackend
 from mvrbm.training import PCD, RECIPES, Callback, Checkpoint, Trainer
 
 G = Gaussian
 B = Bernoulli
+C = Categorical
 PERSISTENT = with_negative(DEFAULT, PCD(20))
 SIZES = (30, 30, 10, 30)
 
@@ -32,6 +34,10 @@ def gemm(run):
     return GemmBackend(run.settings, run.state)
 
 
+def one_hot(run):
+    return OneHotBackend(run.settings, run.state)
+
+
 CASES = [
     (native, Case({"x": lambda: G((4, 3))}, lambda: B((3, 3)), [2], DEFAULT, SIZES)),
     (native, Case({"x": lambda: learning((4, 3))}, lambda: B((3, 3)), [1], PERSISTENT, SIZES)),
@@ -39,6 +45,7 @@ CASES = [
     (gemm, Case({"x": lambda: G((2, 3, 4), learn_variance="one")}, lambda: B((3, 2, 2)), [2], PERSISTENT, SIZES)),
     (native, Case({"x": lambda: B((4, 3))}, lambda: B((3, 3)), [2], PERSISTENT, SIZES)),
     (gemm, Case({"x": lambda: G((2, 3, 4))}, lambda: B((3, 2, 2)), [2], DEFAULT, SIZES)),
+    (one_hot, Case({"x": lambda: C((4, 3))}, lambda: B((3, 3)), [2], PERSISTENT, SIZES)),
     (
         gemm,
         Case(

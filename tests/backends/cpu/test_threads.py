@@ -12,6 +12,7 @@ from mvrbm import Bernoulli, Categorical, Dense, Gaussian, compiled
 from mvrbm.backends.cpu import products
 from mvrbm.backends.cpu.gemm import GemmBackend
 from mvrbm.backends.cpu.native import NativeBackend
+from mvrbm.backends.cpu.one_hot import OneHotBackend
 from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.updates.negative import PCD
 
@@ -42,6 +43,17 @@ IN_BLOCKS = {
     "categorical": Case({"x": lambda: C((12, 9, 12))}, lambda: B((5, 17, 14)), [3], DEFAULT, SIZES),
     "gaussian hidden": Case({"x": lambda: B((4, 1000))}, lambda: G((3, 400)), [1], DEFAULT, SIZES),
 }
+OF_ROWS = {
+    "matrices": Case({"x": lambda: C((60, 21))}, lambda: B((20, 20)), [3], DEFAULT, SIZES),
+    "dense": Case({"x": lambda: C((60, 21))}, lambda: B(300), [Dense()], PERSISTENT, SIZES),
+    "centered": Case(
+        {"x": lambda: C((60, 21))},
+        lambda: B(300),
+        [Dense()],
+        with_negative(PERSISTENT, PCD(100), centering="full"),
+        SIZES,
+    ),
+}
 DENSE = {
     "CD": Case({"x": lambda: B(784)}, lambda: B(625), [Dense()], DEFAULT, (100, 100)),
     "PCD": Case({"x": lambda: B(784), "y": lambda: C(10)}, lambda: B(300), [Dense()] * 2, PERSISTENT, (100, 100)),
@@ -61,9 +73,9 @@ def trained(case, backend, threads):
     if backend is NativeBackend:
         return train(NativeBackend(run.settings, run.state, threads), run)
     torch.set_num_threads(threads)
-    return train(
-        GemmBackend(run.settings, run.state) if backend is GemmBackend else ReferenceBackend(run.settings), run
-    )
+    if backend is ReferenceBackend:
+        return train(ReferenceBackend(run.settings), run)
+    return train(backend(run.settings, run.state), run)
 
 
 def assert_same_bits(states):
@@ -82,6 +94,11 @@ def test_compiled_code_gives_the_same_bits(name):
 @pytest.mark.parametrize("name", IN_BLOCKS)
 def test_products_in_blocks_give_the_same_bits(name):
     assert_same_bits([trained(IN_BLOCKS[name], GemmBackend, threads) for threads in THREADS])
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_sums_of_rows_give_the_same_bits(name):
+    assert_same_bits([trained(OF_ROWS[name], OneHotBackend, threads) for threads in THREADS])
 
 
 @pytest.mark.parametrize("name", DENSE)

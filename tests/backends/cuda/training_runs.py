@@ -109,6 +109,7 @@ def trainer_for(case, change, masked, n, **how):
     start = {key: value.clone() for key, value in machine.state_dict().items()}
     trainer = Trainer(machine.to(how.pop("dtype", torch.float32)), case[3], seed=5, missing_steps=MISSING_STEPS, **how)
     source = trainer.prepare(as_source(data, machine, mask=mask))
+    trainer.state.relative_rates = dict.fromkeys(list(machine.layers)[1:], 0.5)
     return trainer, source, start
 
 

@@ -7,6 +7,7 @@ import torch
 from mvrbm import RandomSource
 from mvrbm.estimators.imputer.correction import Correction, CorrectionTrainer
 from mvrbm.estimators.imputer.factors import Factors
+from mvrbm.estimators.imputer.linear import Linear
 from mvrbm.estimators.imputer.masking import Samples, masks_like_missing
 from mvrbm.estimators.imputer.scaling import Scaling
 
@@ -72,7 +73,7 @@ def test_the_loss_is_the_weighted_error_on_shown_entries_that_are_hidden(complet
     factors = Factors(SCALING.center, loadings, torch.full((5,), 0.5).double())
     weights = torch.arange(1.0, 6).double()
     trainer = CorrectionTrainer(
-        factors, SCALING, samples, (5,), weights, "rectified", 20, 1, 8, 0.1, RandomSource(2), lambda *_: None
+        Linear(factors), SCALING, samples, (5,), weights, "rectified", 20, 1, 8, 0.1, RandomSource(2), lambda *_: None
     )
     rows = torch.randperm(30, generator=generator)[:25]
     mask = masks_like_missing(None if complete else samples.known, rows.roll(1), (5,), RandomSource(2))
@@ -98,16 +99,58 @@ def test_errors_are_measured_on_held_out_entries():
     weights = torch.arange(1.0, 6).double()
     factors = Factors(SCALING.center, torch.eye(5, 2).double(), torch.ones(5).double())
     trainer = CorrectionTrainer(
-        factors, SCALING, samples, (5,), weights, "rectified", 20, 1, 8, 0.1, RandomSource(2), lambda *_: None
+        Linear(factors), SCALING, samples, (5,), weights, "rectified", 20, 1, 8, 0.1, RandomSource(2), lambda *_: None
     )
+    # Every second sample with held-out entries counts.
     # Each of the first two entries is half signal and half noise, and tells nothing about the others.
     signal = np.array([0.5, 0.5, 0, 0, 0]) * samples.shown.numpy()
     first = SCALING.center.numpy() + signal * (samples.x - SCALING.center).numpy()
     corrected = correction.correct(samples.x, samples.shown, torch.from_numpy(first), SCALING).numpy()
     held = samples.held.numpy()
-    for found, error in ((first, trainer.linear_error()), (corrected, trainer._score(correction)()[0])):
-        squares = (np.arange(1, 6) * (found - samples.x.numpy()) ** 2)[held]
-        assert error == pytest.approx(np.sqrt(squares.mean()), rel=1e-9)
+    tested = held.any(1)
+    squares = (np.arange(1, 6) * (corrected - samples.x.numpy()) ** 2)[tested][::2][held[tested][::2]]
+    assert trainer._score(correction)()[0] == pytest.approx(np.sqrt(squares.mean()), rel=1e-9)
+
+
+@pytest.mark.parametrize(("gains", "accepted"), [((0.0,), False), ((0.1, 0.0), False), ((0.1, 0.1), True)])
+def test_an_optional_correction_is_used_only_if_two_looks_show_smaller_errors(gains, accepted, monkeypatch):
+    """The first look follows a short training run. The second one uses samples that did not select the epoch."""
+    samples = random_samples(200)
+    factors = Factors(SCALING.center, torch.eye(5, 2).double(), torch.ones(5).double())
+    looks = iter(gains)
+    trained = []
+
+    class Better:
+        def __init__(self):
+            self.gain = next(looks)
+
+        def correct(self, x, known, first, scaling):
+            return first + self.gain * (x - first)  # towards the truth
+
+    def train_one(self, filled, n_epochs):
+        trained.append(n_epochs)
+        return 0.5, Better()
+
+    monkeypatch.setattr(CorrectionTrainer, "_train_one", train_one)
+    ones = torch.ones(5).double()
+    trainer = CorrectionTrainer(
+        linear=Linear(factors),
+        scaling=SCALING,
+        samples=samples,
+        shape=(5,),
+        weights=ones,
+        hidden="rectified",
+        n_hidden=20,
+        n_epochs=1000,
+        batch_size=100,
+        learning_rate=0.1,
+        rng=RandomSource(2),
+        report=print,
+        filled=("gaussian",),
+        optional=True,
+    )
+    assert (trainer.train() is not None) == accepted
+    assert trained == [50, 1000][: len(gains)]
 
 
 @pytest.mark.parametrize("best", ["gaussian", "bernoulli"])
@@ -121,7 +164,7 @@ def test_short_trials_choose_the_units_with_the_smaller_error(best, monkeypatch)
     monkeypatch.setattr(CorrectionTrainer, "_train_one", train_one)
     factors = Factors(SCALING.center, torch.eye(5, 2).double(), torch.ones(5).double())
     trainer = CorrectionTrainer(
-        factors,
+        Linear(factors),
         SCALING,
         random_samples(1000),
         (5,),
@@ -134,6 +177,6 @@ def test_short_trials_choose_the_units_with_the_smaller_error(best, monkeypatch)
         RandomSource(2),
         print,
     )
-    assert trainer.train() == (0.1, best)
-    # Ten updates per epoch: 300 updates per trial, and 3,000 updates with the chosen units.
-    assert trained == [("gaussian", 30), ("bernoulli", 30), (best, 300)]
+    assert trainer.train() == best
+    # Ten updates per epoch: 100 updates per trial, and 3,000 updates with the chosen units.
+    assert trained == [("gaussian", 10), ("bernoulli", 10), (best, 300)]

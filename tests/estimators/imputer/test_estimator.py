@@ -14,6 +14,7 @@ from mvrbm import MVRBMImputer, RandomSource
 from mvrbm.estimators.imputer import correction
 from mvrbm.estimators.imputer.factors import Factors
 from mvrbm.estimators.imputer.masking import hold_out
+from mvrbm.estimators.imputer.selection import choose_linear, entry_weights
 from mvrbm.estimators.parameters import seed_of
 
 
@@ -65,17 +66,52 @@ def test_deviations_and_draws_are_scaled_to_the_errors_on_held_out_entries():
     x = rng.standard_t(3, size=(60, 5)) * [1, 2, 3, 4, 5] + rng.normal(size=(60, 1)) ** 3  # not normal
     imputer = MVRBMImputer(correction="none", n_factors=1, random_state=0).fit(x)
     everything = torch.ones(x.shape, dtype=torch.bool)
-    hidden = hold_out(torch.tensor(x), everything, (5,), RandomSource(seed_of(0))).held.numpy()  # as in fit
-    factors = Factors.of(imputer.machine_)
-    covariance = (factors.loadings @ factors.loadings.T + torch.diag(factors.noise)).numpy()
-    means, deviations = conditional_normal(x, hidden, factors.mean.numpy(), covariance)
-    calibration = np.sqrt(np.mean((x - means)[hidden] ** 2 / deviations[hidden] ** 2))
+    data = hold_out(torch.tensor(x), everything, (5,), RandomSource(seed_of(0)))  # as in fit
+    hidden = data.held.numpy()
+    weights = entry_weights(data.x, everything, per_entry=True)
+    chosen = choose_linear(data, weights, (5,), 1, 1, lambda *_: None)
+    assert chosen.linear.residuals is None
+
+    def predictions(factors):
+        covariance = (factors.loadings @ factors.loadings.T + torch.diag(factors.noise)).numpy()
+        return conditional_normal(x, hidden, factors.mean.numpy(), covariance)
+
+    # The calibration belongs to the model that was fitted without the held-out entries.
+    means, deviations = predictions(chosen.linear.factors)
+    calibration = np.quantile((np.abs(x - means) / np.where(hidden, deviations, 1))[hidden], 0.9545) / 2
     assert abs(calibration - 1) > 0.05  # otherwise, the comparison would not show whether it is used
+    factors = Factors.of(imputer.machine_)
+    means, deviations = predictions(factors)
     gaps = np.where(hidden, np.nan, x)
-    np.testing.assert_allclose(imputer.standard_deviation(gaps), calibration * deviations, rtol=1e-8)
+    np.testing.assert_allclose(imputer.standard_deviation(gaps), calibration * deviations, rtol=1e-6)
     drawn = factors.draw(torch.tensor(x), torch.tensor(~hidden), RandomSource(seed_of(0))).numpy()
     scaled = np.clip(means + calibration * (drawn - means), x.min(0), x.max(0))
-    np.testing.assert_allclose(imputer.draw(gaps, 1)[0], np.where(hidden, scaled, x), rtol=1e-8)
+    np.testing.assert_allclose(imputer.draw(gaps, 1)[0], np.where(hidden, scaled, x), rtol=1e-6)
+
+
+def noisy_waves(n, seed):
+    """Series of shape (3, 40) with frequencies, phases and heights of their own; the last channel mixes the others."""
+    rng = np.random.default_rng(seed)
+    time = np.arange(40)
+    speed, phase, height = (rng.uniform(*limits, size=(n, 2, 1)) for limits in ((0.1, 0.5), (0, 6.3), (0.5, 2)))
+    waves = height * np.sin(speed * time + phase)
+    return np.concatenate([waves, waves.mean(1, keepdims=True)], axis=1) + 0.1 * rng.normal(size=(n, 3, 40))
+
+
+def test_series_are_filled_in_better_than_by_interpolation_and_deviations_cover_the_errors():
+    x = noisy_waves(100, 0)
+    hidden = np.random.default_rng(1).random(x.shape) < 0.3
+    gaps = np.where(hidden, np.nan, x)
+    interpolated = gaps.reshape(-1, 40).copy()
+    for row in interpolated:
+        known = ~np.isnan(row)
+        row[~known] = np.interp(np.flatnonzero(~known), np.flatnonzero(known), row[known])
+    imputer = MVRBMImputer(correction="none", random_state=0)
+    errors = np.abs(imputer.fit_transform(gaps) - x)[hidden]
+    other = np.abs(interpolated.reshape(x.shape) - x)[hidden]
+    assert np.sqrt((errors**2).mean()) < 0.9 * np.sqrt((other**2).mean())
+    covered = (errors <= 2 * imputer.standard_deviation(gaps)[hidden]).mean()
+    assert 0.92 < covered < 0.98
 
 
 def test_a_correction_learns_what_is_not_linear():
@@ -189,12 +225,16 @@ def test_columns_without_values_are_dropped_or_zero():
 
 
 @pytest.mark.parametrize("correction", ["none", "rectified"])
-def test_loaded_imputers_fill_in_the_same(correction, tmp_path):
-    x = np.random.default_rng(0).normal(size=(50, 3, 4)).astype(np.float32)
+@pytest.mark.parametrize("walks", [False, True])
+def test_loaded_imputers_fill_in_the_same(correction, walks, tmp_path):
+    x = np.random.default_rng(0).normal(size=(50, 2, 40)).astype(np.float32)
+    x = x.cumsum(2) if walks else x
     x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
     imputer = MVRBMImputer(correction, n_epochs=2, random_state=0).fit(x)
     again = mvrbm.load(imputer.save(tmp_path / "model"), device="cpu")
     np.testing.assert_allclose(again.transform(x), imputer.transform(x), atol=1e-5)
+    np.testing.assert_allclose(again.standard_deviation(x), imputer.standard_deviation(x), atol=1e-5)
+    assert (imputer._predictor.linear.residuals is not None) == walks
     assert (again.n_factors_, again.errors_) == (imputer.n_factors_, imputer.errors_)
 
 
@@ -274,7 +314,7 @@ def test_progress_says_which_error_it_is_and_what_was_chosen(capsys):
 
 
 def test_long_training_says_how_long_it_takes(capsys, monkeypatch):
-    clock = iter([0.0, 30.0])  # for two trials of 100 epochs each
+    clock = iter([0.0, 10.2])  # for two trials of 34 epochs each
     monkeypatch.setattr("mvrbm.estimators.imputer.correction.time.perf_counter", lambda: next(clock))
     monkeypatch.setattr(correction.CorrectionTrainer, "_train_one", lambda trainer, filled, n_epochs: (0.5, None))
     data = np.random.default_rng(0).normal(size=(500, 3))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.backends.base import UpdateSettings
+from mvrbm.backends.cpu.draws import DRAWS
 from mvrbm.backends.cpu.flat import FlatCpuBackend
 from mvrbm.backends.cpu.flat_arrays import FlatLayer
 from mvrbm.backends.cpu.gemm_buffers import BothSides, Side
@@ -97,7 +98,7 @@ class GemmBackend(FlatCpuBackend):
         numbers = draw((chain.n, *layout.hidden_shape), field).flatten(1).t()
         # Copying is faster than an elementwise function on arrays with different memory layouts.
         numbers = numbers.contiguous()
-        in_blocks(_DRAWS["gaussian" if layout.hidden_gaussian else "bernoulli"], field, numbers, chain.hidden)
+        in_blocks(DRAWS["gaussian" if layout.hidden_gaussian else "bernoulli"], field, numbers, chain.hidden)
         for layer, states, down in zip(self.arrays.layers, chain.visible, chain.down, strict=True):
             compute(down)
             self._draw_visible(layer, states, rng)
@@ -113,7 +114,7 @@ class GemmBackend(FlatCpuBackend):
         draw = rng.normal if own.gaussian else rng.uniform
         numbers = draw((len(states), *own.numbers_shape), states)
         states.add_(layer.bias)
-        in_blocks(_DRAWS[own.kind], states, numbers, states)
+        in_blocks(DRAWS[own.kind], states, numbers, states)
         if layer.converts and not own.gaussian:
             states.sub_(layer.shift)
 
@@ -154,26 +155,6 @@ class GemmBackend(FlatCpuBackend):
         data_sum = of_data.sum(1).mul_(weights[0])
         torch.add(data_sum, of_chain.sum(1), alpha=weights[1], out=into.view(-1))
         return data_sum
-
-
-def _draw_bernoulli(field: Tensor, numbers: Tensor, into: Tensor) -> None:
-    torch.sigmoid(field, out=into)
-    torch.lt(numbers, into, out=into)
-
-
-def _draw_gaussian(field: Tensor, numbers: Tensor, into: Tensor) -> None:
-    torch.add(field, numbers, out=into)
-
-
-def _draw_categorical(field: Tensor, numbers: Tensor, into: Tensor) -> None:
-    category = (numbers[..., None] >= torch.softmax(field, -1).cumsum(-1)).sum(-1, keepdim=True)
-    into.zero_().scatter_(-1, category.clamp_(max=field.shape[-1] - 1), 1.0)
-
-
-# Functions that sample units from fields (including the bias) and random numbers. They may overwrite the fields. The
-# sampling methods of the units cannot be used, because they allocate arrays and because Gaussian units have variance 1
-# in flat form. Units whose `sampled_as` is None are not supported by this backend.
-_DRAWS = {"bernoulli": _draw_bernoulli, "gaussian": _draw_gaussian, "categorical": _draw_categorical}
 
 
 def slower_reason(state: TrainState) -> str | None:

@@ -224,6 +224,7 @@ class FullPacking:
                 self._places[f"visible.{layer.name}.log_variance"] = layout.variances + places
         self._places["hidden.bias"] = layout.hidden_bias + layout.hidden_places().to(device)
         self._scales["hidden.bias"] = machine.hidden.inverse_scale.flatten()
+        self._relative_rates = state.relative_rates
         self.columns = {layer.name: layer.places().to(device) for layer in layout.layers}
 
     def scale(self, layer: str) -> Tensor:
@@ -238,6 +239,10 @@ class FullPacking:
         flat = torch.ones_like(like)
         for name, scale in self._scales.items():
             flat[self._places[name]] = torch.ones_like(scale) if normalized else scale**2
+        for layer, rate in self._relative_rates.items():
+            for name, places in self._places.items():
+                if name.startswith(f"couplings.{layer}."):
+                    flat[places] *= rate
         return flat
 
     @torch.no_grad()

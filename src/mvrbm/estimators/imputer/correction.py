@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from mvrbm.couplings import Dense
-from mvrbm.estimators.imputer.factors import Factors
+from mvrbm.estimators.imputer.linear import Linear
 from mvrbm.estimators.imputer.masking import Samples, masks_like_missing, missing_patterns
 from mvrbm.estimators.imputer.scaling import Scaling
-from mvrbm.estimators.imputer.selection import Report, weighted_error
+from mvrbm.estimators.imputer.selection import Report, squared_errors, surely_smaller
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.training.backprop import DescentSettings, descend
@@ -38,7 +38,7 @@ _MARGIN = 0.01
 FILLED = ("gaussian", "bernoulli")
 FILLED_UNBOUNDED = ("gaussian",)
 # Number of updates in a trial run. The unit type with the smaller error after the trial run is selected.
-_TRIAL_UPDATES = 300
+_TRIAL_UPDATES = 100
 # Minimum number of updates if the number of epochs is not given.
 _FEWEST_UPDATES = 3000
 # Maximum number of updates if the number of epochs is not given.
@@ -132,7 +132,7 @@ class CorrectionTrainer:
 
     Parameters
     ----------
-    factors : Factors
+    linear : Linear
         The linear model.
     scaling : Scaling
         Range, location and scale of the entries.
@@ -158,11 +158,13 @@ class CorrectionTrainer:
         Function that is called after each training run with a description and the error on held-out entries.
     filled : sequence of str
         Unit types to try for the layer `filled`.
+    optional : bool
+        Whether to train a correction only if it reduces the error on held-out entries.
     note_time : callable
         Function that is called before the long training run with its estimated time in seconds.
     """
 
-    factors: Factors
+    linear: Linear
     scaling: Scaling
     samples: Samples
     shape: tuple[int, ...]
@@ -175,12 +177,14 @@ class CorrectionTrainer:
     rng: RandomSource
     report: Report
     filled: Sequence[str] = FILLED
+    optional: bool = False
     note_time: Callable[[float], None] = lambda seconds: None
 
-    def train(self) -> tuple[float, Correction]:
-        """Train a correction and return a tuple of its error on held-out entries and the correction.
+    def train(self) -> Correction | None:
+        """Train a correction. If it is optional and does not reduce the error on held-out entries, return None.
 
-        If there are several unit types for the layer `filled`, short trial runs determine which one to use.
+        Short trial runs determine the unit type for the layer `filled`. If they do not reduce the error, an optional
+        correction is not trained any further.
         """
         n = len(self.samples.x)
         n_batches = -(-n // min(self.batch_size, n))
@@ -188,26 +192,41 @@ class CorrectionTrainer:
         n_epochs = self.n_epochs or -(-updates // n_batches)
         trial_epochs = min(n_epochs, -(-_TRIAL_UPDATES // n_batches))
         chosen = self.filled[0]
-        if len(self.filled) > 1:
+        if len(self.filled) > 1 or self.optional:
             began = time.perf_counter()
-            errors = {filled: self._train_one(filled, trial_epochs)[0] for filled in self.filled}
-            chosen = min(self.filled, key=errors.__getitem__)
+            trials = {filled: self._train_one(filled, trial_epochs) for filled in self.filled}
+            chosen = min(self.filled, key=lambda filled: trials[filled][0])
+            if self.optional and not self._reduces_error(trials[chosen][1], self._tested):
+                return None
             self.note_time(n_epochs * (time.perf_counter() - began) / (trial_epochs * len(self.filled)))
-        return self._train_one(chosen, n_epochs)
+        _, correction = self._train_one(chosen, n_epochs)
+        return correction if not self.optional or self._reduces_error(correction, self._accepting) else None
 
-    def linear_error(self) -> float:
-        """Return the error of the linear model on held-out entries."""
-        return weighted_error(self._first_predictions, self._tested, self.weights)
+    @torch.no_grad()
+    def _reduces_error(self, correction: Correction, held: tuple[Samples, Tensor]) -> bool:
+        """Return whether the correction surely reduces the errors on held-out entries."""
+        tested, first = held
+        corrected = correction.correct(tested.x, tested.shown, first, self.scaling)
+        errors, linear = (squared_errors(each, tested, self.weights).sum(1) for each in (corrected, first))
+        return surely_smaller(errors, linear)
 
     @cached_property
-    def _tested(self) -> Samples:
-        return self.samples.with_held_entries()
+    def _tested(self) -> tuple[Samples, Tensor]:
+        """Samples with held-out entries, and the linear model's predictions."""
+        tested = self.samples.with_held_entries()
+        return tested, self.linear.conditional_mean(tested.x, tested.shown) if len(tested.x) else tested.x
 
-    @cached_property
-    def _first_predictions(self) -> Tensor:
-        """The linear model's predictions for the samples with held-out entries."""
-        tested = self._tested
-        return self.factors.conditional_mean(tested.x, tested.shown) if len(tested.x) else tested.x
+    @property
+    def _scoring(self) -> tuple[Samples, Tensor]:
+        """Every second sample with held-out entries, on which the best epoch is selected."""
+        tested, first = self._tested
+        return tested.every_second(0), first[::2]
+
+    @property
+    def _accepting(self) -> tuple[Samples, Tensor]:
+        """The other samples with held-out entries, which decide whether to use an optional correction."""
+        tested, first = self._tested
+        return tested.every_second(1), first[1::2]
 
     def _train_one(self, filled: str, n_epochs: int) -> tuple[float, Correction]:
         x = self.samples.x
@@ -238,7 +257,7 @@ class CorrectionTrainer:
             x = self.samples.x[rows]
             shown = self.samples.shown[rows] & masks_like_missing(patterns, rows.roll(1), self.shape, self.rng)
             hidden = self.samples.shown[rows] & ~shown
-            first = self.factors.conditional_mean(x, shown)
+            first = self.linear.conditional_mean(x, shown)
             errors = correction.correct(x, shown, first, self.scaling) - x
             return (errors**2 * self.weights * hidden).sum() / hidden.sum().clamp(min=1) * len(rows)
 
@@ -246,11 +265,12 @@ class CorrectionTrainer:
 
     def _score(self, correction: Correction) -> Callable[[], tuple[float, float]]:
         """Return a function that computes the error on held-out entries, for use as the score in `descend`."""
+        tested, first = self._scoring
 
         @torch.no_grad()
         def score() -> tuple[float, float]:
-            tested = self._tested
-            corrected = correction.correct(tested.x, tested.shown, self._first_predictions, self.scaling)
-            return weighted_error(corrected, tested, self.weights), 0.0
+            corrected = correction.correct(tested.x, tested.shown, first, self.scaling)
+            squares = squared_errors(corrected, tested, self.weights)
+            return math.sqrt(float(squares.sum() / tested.held.sum().clamp(min=1))), 0.0
 
         return score

@@ -21,10 +21,12 @@ from mvrbm.errors import StorageError
 from mvrbm.estimators.batches import Array
 from mvrbm.estimators.imputer.correction import FILLED, FILLED_UNBOUNDED, Correction, CorrectionTrainer
 from mvrbm.estimators.imputer.factors import Factors
+from mvrbm.estimators.imputer.linear import Linear
 from mvrbm.estimators.imputer.masking import Samples, hold_out
-from mvrbm.estimators.imputer.predictor import Predictor
+from mvrbm.estimators.imputer.predictor import Calibration, Predictor
+from mvrbm.estimators.imputer.residuals import Residuals
 from mvrbm.estimators.imputer.scaling import Scaling, data_range
-from mvrbm.estimators.imputer.selection import choose_factors, entry_weights, fit_to_shown
+from mvrbm.estimators.imputer.selection import choose_linear, entry_weights
 from mvrbm.estimators.inputs import dtype_for, without_wrapper
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names
@@ -56,6 +58,9 @@ _BATCH_ENTRIES = 2**24
 _TENSORS = ("low", "high", "center", "scale")
 # Maps tensor names to names in model files, which keep the spelling of version 0.2.
 _SAVED_TENSORS = {"center": "centre"}
+# Names of the tensors in `Residuals` in model files.
+_RESIDUAL_SCALE = "residual_scale"
+_COVARIANCE = "covariance_{}"
 
 
 @register("MVRBMImputer")
@@ -63,21 +68,23 @@ _SAVED_TENSORS = {"center": "centre"}
 class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     r"""Imputer that replaces missing entries (NaN) in rows, matrices or tensors with their conditional means.
 
-    .. math:: x = \mu + L t + \sqrt{\psi}\,\varepsilon, \qquad t, \varepsilon \sim \mathcal N(0, 1)
+    .. math:: x = \mu + L t + r + \sqrt{\psi}\,\varepsilon, \qquad t, \varepsilon \sim \mathcal N(0, 1), \qquad
+              r \sim \mathcal N(0, C_1 \otimes \dots \otimes C_d)
 
-    Here, :math:`\mu` is the mean, :math:`L` contains the factor loadings, and :math:`\psi` contains the noise
-    variances. A machine with a Gaussian hidden layer :math:`t`, which is equivalent to factor analysis, predicts
-    missing entries linearly from the known entries. A correction, which consists of two more machines with rectified or
-    binary hidden units, learns to improve these predictions. The imputer holds out some of the known entries, in the
-    same patterns as the missing entries, and selects the settings that predict them best: the number of factors,
-    whether to use the correction, and whether the correction itself limits its predictions to the range of the data.
+    Here, :math:`\mu` is the mean, :math:`L` contains the factor loadings, :math:`r` contains residuals that are
+    correlated along the axes of a sample, and :math:`\psi` contains the noise variances. This model predicts missing
+    entries linearly from the known entries. A correction, which consists of two machines with rectified or binary
+    hidden units, learns to improve these predictions. The imputer holds out some of the known entries, in the same
+    patterns as the missing entries. Correlated residuals and the correction are used only if they predict these entries
+    better by more than chance.
 
     Parameters
     ----------
     correction : {"auto", "none", "rectified", "bernoulli"}, default="auto"
         Type of the hidden units in the correction. ``"none"`` uses only the linear model. ``"auto"`` uses rectified
-        units if the correction reduces the error on held-out entries, and no correction otherwise. With fewer than 200
-        samples, or with more than 10,000 entries per sample, ``"auto"`` uses no correction.
+        units if the correction reduces the error on held-out entries, both after a short trial and at the end, and no
+        correction otherwise. With fewer than 200 samples, or with more than 10,000 entries per sample, ``"auto"`` uses
+        no correction.
     n_factors : int, optional
         Number of factors (hidden units in the linear model). Default: the power of two with the smallest error on
         held-out entries.
@@ -121,7 +128,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     Attributes
     ----------
     machine_ : BoltzmannMachine
-        The linear model.
+        The factors of the linear model.
     correction_ : Correction or None
         The correction, or None if the imputer does not use a correction.
     n_factors_ : int
@@ -194,21 +201,21 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         data = hold_out(x, known, self._shape_out, rng)
         weights = entry_weights(x, known, per_entry=is_table)
         self.errors_: dict[str, float] = {}
-        chosen = choose_factors(data, weights, self._shape_out, self.sample_axes, self.n_factors, self._report)
+        chosen = choose_linear(data, weights, self._shape_out, self.sample_axes, self.n_factors, self._report)
         self.sample_axes_ = chosen.sample_axes
-        center = chosen.factors.mean
+        center = chosen.linear.factors.mean
         scale = torch.where(weights > 0, 1 / torch.sqrt(weights), 1.0).expand_as(center).clone()
         scaling = Scaling(low, high, center, scale)
-        shape = self._sample_shape()
-        samples = data.reshape(math.prod(shape))
+        samples = data.reshape(math.prod(self._sample_shape()))
         correction = None
         if self._tries_correction(len(samples.x)):
-            linear = chosen.factors.with_noise(chosen.noise)
-            correction = self._train_correction(linear, scaling, samples, weights, rng)
-        n_factors = chosen.factors.loadings.shape[1]
-        factors = fit_to_shown(samples.x, samples.known, n_factors, chosen.factors).with_noise(chosen.noise)
-        self._set_models(factors.machine(shape), correction, scaling)
-        self._calibration = self._predictor.calibration(samples)
+            correction = self._train_correction(chosen.linear, scaling, samples, weights, rng)
+        nothing = Calibration([1.0], [1.0])
+        calibration = Predictor(chosen.linear, correction, scaling, nothing).calibrated(samples)
+        linear = chosen.refit(samples)
+        self._set_models(
+            linear.factors.machine(self._sample_shape()), linear.residuals, correction, scaling, calibration
+        )
         used = "no correction" if correction is None else "a correction"
         self._print(f"selected: sample_axes={self.sample_axes_}, n_factors={self.n_factors_}, {used}")
 
@@ -226,14 +233,11 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         return self.correction != "none"
 
     def _train_correction(
-        self, factors: Factors, scaling: Scaling, samples: Samples, weights: Tensor, rng: RandomSource
+        self, linear: Linear, scaling: Scaling, samples: Samples, weights: Tensor, rng: RandomSource
     ) -> Correction | None:
-        """Train and return a correction.
-
-        If ``correction="auto"`` and the correction does not reduce the error, return None.
-        """
-        trainer = CorrectionTrainer(
-            factors=factors,
+        """Train and return a correction. With ``correction="auto"``, return None if it does not reduce the error."""
+        return CorrectionTrainer(
+            linear=linear,
             scaling=scaling,
             samples=samples,
             shape=self._sample_shape(),
@@ -246,16 +250,23 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             rng=rng,
             report=self._report,
             filled=FILLED if self.clip else FILLED_UNBOUNDED,
+            optional=self.correction == "auto",
             note_time=self._note_time,
-        )
-        error, correction = trainer.train()
-        return correction if self.correction != "auto" or error < trainer.linear_error() else None
+        ).train()
 
-    def _set_models(self, machine: BoltzmannMachine, correction: Correction | None, scaling: Scaling) -> None:
+    def _set_models(
+        self,
+        machine: BoltzmannMachine,
+        residuals: Residuals | None,
+        correction: Correction | None,
+        scaling: Scaling,
+        calibration: Calibration,
+    ) -> None:
         device = resolve_device(self.device)
         self.machine_ = machine.to(device)
         self.correction_ = None if correction is None else correction.to(device)
-        self._predictor = Predictor(Factors.of(self.machine_), self.correction_, scaling)
+        linear = Linear(Factors.of(self.machine_), None if residuals is None else residuals.to(device))
+        self._predictor = Predictor(linear, self.correction_, scaling, calibration)
 
     def _report(self, tried: str, error: float) -> None:
         """Record the error of a model in `errors_` and print it if `verbose` is nonzero."""
@@ -302,19 +313,21 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         rng = RandomSource(seed_of(self.random_state))
 
         def drawn(x: Tensor, known: Tensor) -> Tensor:
-            return self._predictor.draw(x, known, self._calibration, rng)
+            return self._predictor.draw(x, known, rng)
 
         return [self._filled(X, drawn) for _ in range(n)]
 
     def standard_deviation(self, X: Any) -> Array:
         """Return the standard deviation of each missing entry given the known entries. For known entries, return 0.
 
+        Two standard deviations cover 95 % of the errors on entries that were held out during training.
+
         The result has the shape of the output of :meth:`transform`, except that each categorical column is replaced
         with one column per category. Missing entries of columns that are not part of the model are NaN.
         """
         check_is_fitted(self)
         rows = self._read(X, reset=False)
-        deviations = self._calibration * self._map_samples(rows, self._predictor.deviation)
+        deviations = self._map_samples(rows, self._predictor.deviation)
         found = torch.where(torch.isnan(rows), deviations, 0.0).numpy().reshape(len(rows), *self._shape_out)
         return self._encoding.with_copied(found, X)
 
@@ -415,7 +428,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             "shape": list(self._shape_in),
             "sample_axes": self.sample_axes_,
             "errors": self.errors_,
-            "calibration": self._calibration,
+            "calibration": self._predictor.calibration.describe(),
+            "residual_noise": None if (residuals := self._predictor.linear.residuals) is None else residuals.noise,
             "feature_names": saved_names(self),
         }
         return {**super()._description(), "fitted": fitted}
@@ -424,6 +438,9 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         machines = [self.machine_, *(() if self.correction_ is None else self.correction_.children())]
         scaling = self._predictor.scaling
         tensors = {_SAVED_TENSORS.get(name, name): getattr(scaling, name) for name in _TENSORS}
+        if (residuals := self._predictor.linear.residuals) is not None:
+            tensors |= {_RESIDUAL_SCALE: residuals.scale}
+            tensors |= {_COVARIANCE.format(axis): matrix for axis, matrix in enumerate(residuals.covariances)}
         write_machines(machines, folder, extra, tensors)
 
     @torch.no_grad()
@@ -436,22 +453,33 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         shape = self._sample_shape()
         size = (math.prod(shape),)
         range_shape = self._shape_out if len(self._shape_in) == 1 else ()
+        noise = fitted.get("residual_noise")  # absent before version 0.3
+        of_residuals: dict[str, tuple[int, ...]] = {}
+        if noise is not None:
+            of_residuals = {_COVARIANCE.format(axis): (length, length) for axis, length in enumerate(shape)}
+            of_residuals[_RESIDUAL_SCALE] = size
 
         def tensor_shapes(machines: Sequence[BoltzmannMachine]) -> dict[str, tuple[int, ...]]:
             _check_machines(machines, shape)
-            return {"low": range_shape, "high": range_shape, _SAVED_TENSORS["center"]: size, "scale": size}
+            of_scaling = {"low": range_shape, "high": range_shape, _SAVED_TENSORS["center"]: size, "scale": size}
+            return {**of_scaling, **of_residuals}
 
         (machine, *correction), tensors = read_machines(folder, tensor_shapes)
         self.errors_ = {str(name): float(error) for name, error in fitted["errors"].items()}
-        self._calibration = number(fitted["calibration"], "calibration")
         restore_names(self, fitted["feature_names"])
         scaling = Scaling(**{name: tensors[_SAVED_TENSORS.get(name, name)] for name in _TENSORS})
-        self._set_models(machine, Correction(*correction) if correction else None, scaling)
+        residuals = None
+        if noise is not None:
+            matrices = tuple(tensors[_COVARIANCE.format(axis)] for axis in range(len(shape)))
+            noise = number(noise, "residual_noise", exclude_low=True)
+            residuals = Residuals(matrices, noise, tensors[_RESIDUAL_SCALE])
+        calibration = Calibration.from_description(fitted["calibration"])
+        self._set_models(machine, residuals, Correction(*correction) if correction else None, scaling, calibration)
         self._check_finite(folder)
 
     def _check_finite(self, folder: Path) -> None:
         """Raise StorageError if the saved parameters lead to predictions that are not finite."""
-        mean = self._predictor.factors.mean
+        mean = self._predictor.linear.factors.mean
         every_second = torch.arange(len(mean), device=mean.device) % 2 == 1
         scaling = self._predictor.scaling
         standardized = (mean.cpu() + 1 - scaling.center) / scaling.scale

@@ -53,6 +53,14 @@ class Samples:
         rows = self.held.any(1)
         return Samples(self.x[rows], self.shown[rows], self.held[rows])
 
+    def first(self, n: int) -> Samples:
+        """Return the first `n` samples."""
+        return Samples(self.x[:n], self.shown[:n], self.held[:n])
+
+    def every_second(self, start: int) -> Samples:
+        """Return every second sample, starting with the sample at index `start`."""
+        return Samples(self.x[start::2], self.shown[start::2], self.held[start::2])
+
     def to(self, device: torch.device) -> Samples:
         """Return a copy of the samples on the given device."""
         return Samples(*(part.to(device) for part in (self.x, self.shown, self.held)))

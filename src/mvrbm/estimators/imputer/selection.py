@@ -6,14 +6,18 @@ The selected model has the smallest error on held-out entries.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from mvrbm.estimators.imputer.factors import Factors, fit_factors
+from mvrbm.estimators.imputer.linear import Linear
 from mvrbm.estimators.imputer.masking import Samples
+from mvrbm.estimators.imputer.residuals import NOISE, Residuals, structures_of_axis
+from mvrbm.estimators.imputer.separable import fit_separable, is_applicable
 from mvrbm.validation import whole_number
 
 # Maximum number of factors for data with missing entries, which requires solving a linear system for each sample.
@@ -26,7 +30,17 @@ _STEPS = 15
 # so far.
 _BETTER = 0.995
 # Multiples of the learned noise variances to try. With few samples, the factors overfit.
-_NOISES = (1.0, 2.0, 4.0)
+_NOISES = (1.0, 4.0, 16.0)
+# With correlated residuals, the multiple is increased by this factor for as long as this reduces the error, up to the
+# maximum. The noise then stands for everything that is not common to all samples.
+_NOISE_STEP = 8.0
+_MOST_NOISE = 512.0
+# Variances of the noise of correlated residuals to try.
+_RESIDUAL_NOISES = (0.01, 0.03, 0.3)
+# A model is accepted only if it reduces the error by more than this multiple of the standard error of the difference.
+_SURE = 1.0
+# Maximum number of samples with held-out entries used to choose the structure of residuals.
+_FEW_TESTED = 100
 # Maximum number of samples used to fit factors to data with missing entries.
 _MOST_FITTED = 10_000
 # If at least this fraction of the samples is complete, factors are fitted only to complete samples, which is faster.
@@ -36,16 +50,32 @@ _MOSTLY_COMPLETE = 0.8
 Report = Callable[[str, float], None]
 
 
-class LinearChoice(NamedTuple):
-    """Linear model with the smallest error on held-out entries."""
+@dataclass(frozen=True)
+class LinearChoice:
+    """Linear model with the smallest error on held-out entries, fitted to the entries that are not held out."""
 
-    error: float
-    factors: Factors  # fitted to the entries that are not held out
-    sample_axes: int  # number of leading axes that index the samples
+    linear: Linear
     noise: float  # multiple of the learned noise variances
+    sample_axes: int  # number of leading axes that index the samples
+    shape: tuple[int, ...]  # shape of a sample
+    structures: tuple[str, ...]  # structure of the residual covariance of each axis of a sample
+    errors: Tensor  # sum of weighted squared errors on held-out entries, per sample along the first axis
+    error: float
+
+    separable: bool = False  # whether the model is that of `fit_separable`
+
+    def refit(self, samples: Samples) -> Linear:
+        """Return the same model, fitted to all known entries."""
+        if self.separable:
+            return Linear(fit_separable(samples.x, samples.known, self.shape))
+        start, residuals = self.linear.factors.with_noise(1 / self.noise), self.linear.residuals
+        factors = fit_to_shown(samples.x, samples.known, start.loadings.shape[1], start).with_noise(self.noise)
+        if residuals is not None:
+            residuals = Residuals.fit(factors, samples.x, samples.known, self.shape, self.structures, residuals.noise)
+        return Linear(factors, residuals)
 
 
-def choose_factors(
+def choose_linear(
     samples: Samples,
     weights: Tensor,
     shape: tuple[int, ...],
@@ -54,6 +84,8 @@ def choose_factors(
     report: Report,
 ) -> LinearChoice:
     """Return the linear model that predicts held-out entries best.
+
+    Correlated residuals and a separable covariance are used only if they reduce the error by more than chance.
 
     Parameters
     ----------
@@ -71,25 +103,178 @@ def choose_factors(
     report : callable
         Function that is called with a description and the error of each model that is tried.
     """
-    complete = bool(samples.known.all())
-    best: LinearChoice | None = None
+    simple: LinearChoice | None = None
+    correlated: LinearChoice | None = None
+    separable: LinearChoice | None = None
     for axes in _sample_axes_to_try(sample_axes, shape, len(samples.x)):
-        cut = samples.reshape(math.prod(shape[axes - 1 :]))
-        tested = cut.with_held_entries()
-        factors = None
-        errors = [math.inf, math.inf]
-        for count in _factor_counts_to_try(n_factors, *cut.x.shape, complete=complete):
-            factors = fit_to_shown(cut.x, cut.shown, count, factors)
-            error, noise = best_noise(factors, tested, weights)
-            report(f"sample_axes={axes}, n_factors={count}", error)
-            if best is None or error < _BETTER * best.error:
-                best = LinearChoice(error, factors, axes, noise)
-            # Stop when doubling the number of factors twice has not reduced the error.
-            if error > _BETTER * errors[-2]:
+        trials = Trials(samples, weights, shape, axes, n_factors, report)
+        found, better = trials.run()
+        simple = _smaller(simple, found)
+        correlated = _smaller(correlated, better)
+        if n_factors is None and is_applicable(len(trials.samples.x), trials.shape):
+            separable = _smaller(separable, trials.separable())
+    assert simple is not None
+    others = [other for other in (correlated, separable) if other and surely_smaller(other.errors, simple.errors)]
+    return min(others, key=_error, default=simple)
+
+
+def _smaller(best: LinearChoice | None, found: LinearChoice | None) -> LinearChoice | None:
+    """Return the choice with the smaller error, but the first one if the difference is small."""
+    if best is None or found is None:
+        return found if best is None else best
+    return found if found.error < _BETTER * best.error else best
+
+
+def surely_smaller(errors: Tensor, others: Tensor) -> bool:
+    """Return whether the mean of the errors of samples is smaller than that of others, by more than chance.
+
+    The mean difference, or the mean relative difference, must exceed its standard error. The relative difference
+    has less noise if the errors of some samples are much larger than those of others.
+    """
+    differences = (others - errors).double()
+    relative = differences / (others + errors).double().clamp(min=torch.finfo(others.dtype).tiny)
+    n = len(differences)
+    if n < 2 or not float(differences.mean()) > 0:
+        return False
+    return any(float(each.mean()) > _SURE * float(each.std()) / math.sqrt(n) for each in (differences, relative))
+
+
+class Trials:
+    """Comparison of linear models for one choice of the axes that index samples."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        weights: Tensor,
+        shape: tuple[int, ...],
+        axes: int,
+        n_factors: int | None,
+        report: Report,
+    ) -> None:
+        self.axes = axes
+        self.shape = shape[axes - 1 :]
+        size = math.prod(self.shape)
+        self.samples = samples.reshape(size)
+        self.weights = weights
+        held = samples.with_held_entries()
+        self.n_tested = len(held.x)
+        self.n_cuts = math.prod(shape[: axes - 1])  # samples per entry of the first axis
+        self.tested = held.reshape(size)
+        self.n_factors = n_factors
+        self.report = report
+        self.independent = ("independent",) * len(self.shape)
+
+    def run(self) -> tuple[LinearChoice, LinearChoice | None]:
+        """Return the best model with independent residuals, and the best model with correlated residuals."""
+        factors: Factors | None = None
+        structures = self.independent
+        multiple = 1.0
+        simple, correlated = _Sequence(), _Sequence()
+        complete = bool(self.samples.known.all())
+        for count in _factor_counts_to_try(self.n_factors, *self.samples.x.shape, complete=complete):
+            factors = fit_to_shown(self.samples.x, self.samples.shown, count, factors)
+            description = f"sample_axes={self.axes}, n_factors={count}"
+            if simple.improves:
+                found = self.with_best_noise(factors)
+                self.report(description, found.error)
+                simple.add(found)
+            if simple.count == 1:
+                structures = self._structures(factors)
+            if correlated.improves and structures != self.independent:
+                found = self._correlated(factors, structures, multiple)
+                multiple = found.noise
+                self.report(f"{description}, correlated residuals", found.error)
+                correlated.add(found)
+            if not simple.improves and not (correlated.improves and correlated.best):
                 break
-            errors.append(error)
-    assert best is not None
-    return best
+        assert simple.best is not None
+        if correlated.best is not None:
+            best = correlated.best
+            assert best.linear.residuals is not None
+            others = (
+                replace(best.linear, residuals=best.linear.residuals.with_noise(noise)) for noise in _RESIDUAL_NOISES
+            )
+            correlated.best = min(
+                [best, *(self._choice(linear, structures, best.noise) for linear in others)], key=_error
+            )
+        return simple.best, correlated.best
+
+    def separable(self) -> LinearChoice:
+        """Return the model with a covariance that is diagonal in a separable basis."""
+        factors = fit_separable(self.samples.x, self.samples.shown, self.shape)
+        found = replace(self._choice(Linear(factors), self.independent), separable=True)
+        self.report(f"sample_axes={self.axes}, separable covariance", found.error)
+        return found
+
+    def with_best_noise(self, factors: Factors) -> LinearChoice:
+        """Return the factor model with the multiple of its noise variances that predicts held-out entries best."""
+        noises = _NOISES if len(self.tested.x) else _NOISES[:1]
+        trials = [self._choice(Linear(factors.with_noise(noise)), self.independent, noise) for noise in noises]
+        return min(trials, key=_error)
+
+    def _correlated(self, factors: Factors, structures: tuple[str, ...], multiple: float) -> LinearChoice:
+        """Return a model with correlated residuals, with at least the given multiple of the noise variances."""
+        best: LinearChoice | None = None
+        while multiple <= _MOST_NOISE:
+            noisy = factors.with_noise(multiple)
+            found = self._choice(Linear(noisy, self._residuals(noisy, structures, NOISE)), structures, multiple)
+            if best is not None and found.error >= best.error:
+                break
+            best = found
+            multiple *= _NOISE_STEP
+        assert best is not None
+        return best
+
+    def _choice(self, linear: Linear, structures: tuple[str, ...], noise: float = 1.0) -> LinearChoice:
+        tested = self.tested
+        predicted = linear.conditional_mean(tested.x, tested.shown) if len(tested.x) else tested.x
+        squares = squared_errors(predicted, tested, self.weights).sum(1).reshape(self.n_tested, self.n_cuts).sum(1)
+        error = math.sqrt(float(squares.sum() / tested.held.sum().clamp(min=1)))
+        return LinearChoice(linear, noise, self.axes, self.shape, structures, squares, error)
+
+    def _residuals(self, factors: Factors, structures: Sequence[str], noise: float) -> Residuals:
+        return Residuals.fit(factors, self.samples.x, self.samples.shown, self.shape, structures, noise)
+
+    def _structures(self, factors: Factors) -> tuple[str, ...]:
+        """Return structures of the axes that reduce the error. Axes are added for as long as the error decreases."""
+        few = copy(self)
+        few.n_tested = min(self.n_tested, _FEW_TESTED)
+        few.tested = self.tested.first(few.n_tested * self.n_cuts)
+        chosen = self.independent
+        best = few._choice(Linear(factors), chosen)
+        while True:
+            options = [
+                (*chosen[:axis], structure, *chosen[axis + 1 :])
+                for axis, size in enumerate(self.shape)
+                if chosen[axis] == "independent"
+                for structure in structures_of_axis(size)
+            ]
+            trials = [few._choice(Linear(factors, self._residuals(factors, each, NOISE)), each) for each in options]
+            found = min(trials, key=_error, default=best)
+            if not surely_smaller(found.errors, best.errors):
+                return chosen
+            best, chosen = found, found.structures
+
+
+class _Sequence:
+    """Models with more and more factors. The sequence ends when doubling their number twice does not help."""
+
+    def __init__(self) -> None:
+        self.best: LinearChoice | None = None
+        self.errors = [math.inf, math.inf]
+        self.improves = True
+        self.count = 0
+
+    def add(self, found: LinearChoice) -> None:
+        self.best = _smaller(self.best, found)
+        self.count += 1
+        self.improves = found.error <= _BETTER * self.errors[-2]
+        if self.improves:
+            self.errors.append(found.error)
+
+
+def _error(choice: LinearChoice) -> float:
+    return choice.error
 
 
 def _sample_axes_to_try(sample_axes: int | str, shape: tuple[int, ...], n: int) -> list[int]:
@@ -129,17 +314,6 @@ def fit_to_shown(x: Tensor, shown: Tensor, n_factors: int, start: Factors | None
     return fit_factors(x, shown, n_factors, _STEPS, start)
 
 
-def best_noise(factors: Factors, tested: Samples, weights: Tensor) -> tuple[float, float]:
-    """Return the smallest error on held-out entries and the multiple of the noise variances that achieves it."""
-    if not len(tested.x):
-        return 0.0, 1.0
-    results = []
-    for multiple in _NOISES:
-        mean = factors.with_noise(multiple).conditional_mean(tested.x, tested.shown)
-        results.append((weighted_error(mean, tested, weights), multiple))
-    return min(results)
-
-
 def entry_weights(x: Tensor, known: Tensor, *, per_entry: bool) -> Tensor:
     """Return weights for squared errors.
 
@@ -154,7 +328,6 @@ def entry_weights(x: Tensor, known: Tensor, *, per_entry: bool) -> Tensor:
     return torch.where(variance > 0, 1 / variance, 0.0)
 
 
-def weighted_error(predicted: Tensor, samples: Samples, weights: Tensor) -> float:
-    """Return the weighted root mean squared error of predictions for held-out entries."""
-    squares = (predicted - samples.x) ** 2 * weights * samples.held
-    return math.sqrt(float(squares.sum() / samples.held.sum().clamp(min=1)))
+def squared_errors(predicted: Tensor, samples: Samples, weights: Tensor) -> Tensor:
+    """Return weighted squared errors of shape (n, D) of predictions for held-out entries, and 0 for other entries."""
+    return (predicted - samples.x) ** 2 * weights * samples.held

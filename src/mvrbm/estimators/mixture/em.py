@@ -20,8 +20,8 @@ from mvrbm.units.whitened import SMALLEST_VARIANCE, WhitenedMixture, mode_produc
 
 # Maximum number of intermediate values in one chunk of samples. On the CPU, a chunk has to fit into the cache.
 _CHUNK = {"cpu": 2**20, "cuda": 2**27}
-# Number of components per sample whose gates are evaluated during training. The others have low Gaussian densities.
-_MOST_CANDIDATES = 8
+#: Number of components per sample whose gates are evaluated during training. The others have low Gaussian densities.
+MOST_CANDIDATES = 8
 # Components with a smaller posterior probability do not contribute to the statistics of a sample.
 _SMALLEST_SHARE = 1e-3
 # Bounds on the log-variances of contrasts and gates, relative to their means over the samples.
@@ -74,7 +74,7 @@ def expectation(unit: WhitenedMixture, rotated: Tensor, weights: Tensor, *, exac
     K, C = unit.n_components, unit.n_contrasts
     state_log_variances = unit.state_log_variances()  # (K, C, G)
     G, J = state_log_variances.shape[2], unit.n_coefficients
-    candidates = K if exact or not unit.gate else min(K, _MOST_CANDIDATES)
+    candidates = K if exact or not unit.gate else min(K, MOST_CANDIDATES)
     smallest = 0.0 if exact else _SMALLEST_SHARE
     size = max(1, _CHUNK[rotated.device.type] // (K * J + candidates * C * G * J))
     law = _Law(unit)

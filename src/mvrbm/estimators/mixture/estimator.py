@@ -80,8 +80,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         Number of samples per update. With batches, Adam follows the exact gradient of the likelihood, and the last two
         epochs are expectation maximization. If all samples are in one batch, all epochs are expectation maximization
         with updates in closed form, and the likelihood of the training data plus the log-density of the parameters
-        under pseudo-samples (see `shrinkage`) never decreases. Default: all samples if there are at most 4000, and 500
-        otherwise.
+        under pseudo-samples (see `shrinkage`) never decreases. With more than 8 components, only the likely components
+        of each sample count for this. Default: all samples if there are at most 4000, and 500 otherwise.
     shrinkage : float, default=1.0
         Number of pseudo-samples per component. They have the covariances of the data along each axis, in the scale of
         the component, and keep components of few samples regular. If it is 0, `fit` maximizes the likelihood.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.estimators.mixture.conditional import in_chunks
-from mvrbm.estimators.mixture.em import Fitting, Prior
+from mvrbm.estimators.mixture.em import MOST_CANDIDATES, Fitting, Prior
 from mvrbm.estimators.mixture.incomplete import Missing
 from mvrbm.interrupt import finish_on_interrupt
 from mvrbm.random import RandomSource
@@ -126,7 +126,7 @@ class Training:
         missing = Missing(unit, x, rng) if bool(torch.isnan(x).any()) else None
         rotated = unit.rotate(x) if missing is None else missing.rotated()
         prior = Prior.of(unit, rotated, samples.weights, self.shrinkage / samples.total)
-        exact = held is None and n <= batch_size
+        exact = held is None and n <= batch_size and unit.n_components <= MOST_CANDIDATES
         fitting = Fitting(unit, samples.weights, batch_size, prior, rng, exact=exact)
         course = Course(fitting.history)
         last = epochs - 1

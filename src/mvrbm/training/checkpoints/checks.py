@@ -96,6 +96,8 @@ def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[s
             continue
         if key == "data":
             found.append("the data has different values")
+        elif key == "sample_weight":
+            found.append("sample_weight has different values")
         elif key == "steps":
             parts = zip(_OPTIMIZATION, before, now, strict=False)
             found += [f"{part} is {new}, was {old}" for part, old, new in parts if old != new]

@@ -47,6 +47,7 @@ from mvrbm.training.checkpoints.checks import (
 from mvrbm.updates.negative import TURN, NegativePhase
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState, is_factor
+from mvrbm.validation import number
 
 _NAME = re.compile(r"update-(\d{9,})")
 # Prefix for temporary names of checkpoints that are being written or removed.
@@ -107,7 +108,8 @@ class RunDescription:
             # Each process has hashed only its own part of the data.
             parts = self.world.gather(torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8))
             digest = hashlib.sha256(b"".join(bytes(part.tolist()) for part in parts)).hexdigest()
-        return found | {"n_samples": self.source.n_samples, "data": digest}
+        weights = "equal" if self.source.weights is None else self.source.weights.digest
+        return found | {"n_samples": self.source.n_samples, "data": digest, "sample_weight": weights}
 
 
 # -- folders ------------------------------------------------------------------------------------------
@@ -220,6 +222,7 @@ def _plain_of(state: TrainState, run: RunDescription) -> dict[str, Any]:
         "scheduled": state.scheduled_epochs,
         "recipe_asked": run.recipe.config(),
         "recipe": with_rate.config(),
+        "relative_rates": state.relative_rates,
         "history": state.history,
         "optimizer": _plain_optimizer(state.optimizer),
         "scheduler": None if state.scheduler is None else _to_json(state.scheduler.state_dict()),
@@ -402,6 +405,9 @@ class StoredRun:
         state.history = list(plain["history"])
         if run.recipe.learning_rate is None:
             state.learning_rate = plain["recipe"]["learning_rate"]
+            # Earlier versions trained all couplings with the same learning rate.
+            rates = dict(plain.get("relative_rates", {}))
+            state.relative_rates = {name: number(rates[name], "relative rate", 0, 1) for name in rates}
 
     def _restore_chains(self, state: TrainState, run: RunDescription) -> None:
         """Restore this process's share of the chains. Checkpoints saved before the first update contain no chains."""

@@ -1,0 +1,12 @@
+"""Outlier detection: the estimator and its parts.
+
+- `estimator`: :class:`MVRBMOutlierDetector`.
+- `ensemble`: scores of several parts, standardized by samples that these were not fitted to, and the threshold.
+- `linear`: linear prediction of hidden blocks.
+- `neighbors`: distances to the nearest training samples.
+- `masked`: masked prediction by a trained machine.
+"""
+
+from mvrbm.estimators.outliers.estimator import MVRBMOutlierDetector
+
+__all__ = ["MVRBMOutlierDetector"]

@@ -1,0 +1,208 @@
+"""Scores of several detectors, standardized by samples that these were not fitted to, and their combination."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.model_selection import KFold
+
+from mvrbm.estimators.outliers.linear import Blocks, LinearPrediction
+from mvrbm.estimators.outliers.neighbors import Neighbors
+
+Array = NDArray[Any]
+
+# Constant that is added to squared errors in units of their variance, so that blocks that never vary have finite
+# logarithms.
+_LEAST_ERROR = 0.1
+# Minimum standard deviations of the logarithms of errors and of the scores of a part.
+_LEAST_BLOCK_SPREAD = 0.3
+_LEAST_SPREAD = 0.01
+# Fraction of the blocks with the largest errors that count.
+_TOP = 0.1
+# Number of standard deviations below the mean from which a score that is too good counts as unusual.
+_TOLERANCE = 1.5
+# Number of folds that the linear model is cross-fitted on.
+_N_FOLDS = 5
+# Number of samples below which whole ensembles are cross-fitted, and the number of folds. With few samples, the ranges
+# of the entries and the standard deviations of the errors fit the training samples better than new ones.
+_FEW_SAMPLES = 300
+_OUTER_FOLDS = 10
+# Number of rounds that fill in missing entries of the training data and fit the linear model again.
+_FILL_ROUNDS = 3
+# Expected number of normal samples that `threshold` takes for outliers in the training data.
+_N_REMOVED = 0.01
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation of each column."""
+
+    center: Array
+    scale: Array
+
+    @classmethod
+    def of(cls, values: Array, least: float) -> Self:
+        """Return the moments of the columns, ignoring NaN, with a minimum for the standard deviations."""
+        known = ~np.isnan(values)
+        counts = known.sum(0).clip(1)
+        center = np.where(known, values, 0).sum(0) / counts
+        variance = np.where(known, (values - center) ** 2, 0).sum(0) / counts
+        return cls(center, np.sqrt(variance).clip(least))
+
+    def standardize(self, values: Array) -> Array:
+        """Return the values in standard deviations from the mean, and 0 for NaN."""
+        return np.nan_to_num((values - self.center) / self.scale, nan=0.0)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Range of each entry, which becomes the unit interval. Constant entries have the median range."""
+
+    low: Array
+    width: Array
+
+    @classmethod
+    def of(cls, values: Array) -> Self:
+        """Return the range of the columns, ignoring NaN."""
+        known = ~np.isnan(values)
+        low = np.where(known, values, np.inf).min(0)
+        width = np.where(known, values, -np.inf).max(0) - low
+        varying = width > 0  # False for columns without values, too
+        typical = np.median(width[varying]) if varying.any() else 1.0
+        return cls(np.where(np.isfinite(low), low, 0.0), np.where(varying, width, typical))
+
+    def scale(self, values: Array) -> Array:
+        """Return the values in units of the range."""
+        scaled: Array = (values - self.low) / self.width
+        return scaled
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Combination of prediction errors of hidden blocks, distances to neighbors and further scores.
+
+    All samples are rows of entries, in which NaN is missing. Scores are higher for more unusual samples.
+    """
+
+    range: Range
+    linear: LinearPrediction
+    partitions: Sequence[Blocks]
+    neighbors: Neighbors
+    errors: Sequence[Spread]  # of the logarithms of the errors, for each partition
+    parts: Spread  # of the scores of the parts
+
+    @classmethod
+    def fit(cls, values: Array, partitions: Sequence[Blocks], others: Array) -> tuple[Self, Array]:
+        """Fit all parts, and return the ensemble and a score of each sample by parts that were not fitted to it.
+
+        Parameters
+        ----------
+        values : array of shape (n, D)
+            Training samples.
+        partitions : sequence of blocks
+            Blocks that are hidden one at a time. Each partition is one part of the ensemble.
+        others : array of shape (n, m)
+            Scores of further detectors that were not fitted to the sample, which are more parts.
+        """
+        ensemble, scores = cls._fit(values, partitions, others)
+        if _OUTER_FOLDS <= len(values) < _FEW_SAMPLES:
+            for rest, held in _folds(len(values), _OUTER_FOLDS):
+                fold, _ = cls._fit(values[rest], partitions, others[rest])
+                scores[held] = fold.scores(values[held], others[held])
+        return ensemble, scores
+
+    @classmethod
+    def _fit(cls, values: Array, partitions: Sequence[Blocks], others: Array) -> tuple[Self, Array]:
+        """Fit all parts to samples, and return scores in which only the linear model is cross-fitted."""
+        scaling = Range.of(values)
+        observed = ~np.isnan(values)
+        x, linear = _filled(scaling.scale(values), observed)
+        neighbors = Neighbors(x)
+        logs = [np.zeros((len(x), len(blocks))) for blocks in partitions]
+        for rest, held in _folds(len(x), _N_FOLDS):
+            fold = LinearPrediction.fit(x[rest])
+            for found, blocks in zip(logs, partitions, strict=True):
+                found[held] = _log_errors(fold, x[held], observed[held], blocks)
+        errors = [Spread.of(found, _LEAST_BLOCK_SPREAD) for found in logs]
+        tops = [_top(spread.standardize(found)) for spread, found in zip(errors, logs, strict=True)]
+        raw = np.column_stack([*tops, neighbors.own_scores(), others])
+        parts = Spread.of(raw, _LEAST_SPREAD)
+        return cls(scaling, linear, partitions, neighbors, errors, parts), combine(parts.standardize(raw))
+
+    def scores(self, values: Array, others: Array) -> Array:
+        """Return the score of each sample: (n, D), (n, m) -> (n,)."""
+        x, observed = self.read(values)
+        tops = [
+            _top(spread.standardize(_log_errors(self.linear, x, observed, blocks)))
+            for spread, blocks in zip(self.errors, self.partitions, strict=True)
+        ]
+        return combine(self.parts.standardize(np.column_stack([*tops, self.neighbors.scores(x), others])))
+
+    def read(self, values: Array) -> tuple[Array, Array]:
+        """Return scaled samples with missing entries filled in, and a mask of the entries that are not missing."""
+        observed = ~np.isnan(values)
+        return self.linear.fill(self.range.scale(values), observed), observed
+
+
+def combine(z: Array) -> Array:
+    """Return the root mean square of the deviations of the parts, given standardized scores: (n, n_parts) -> (n,).
+
+    Scores above the mean count. A sample that is far easier to predict than the training samples is unusual too, so
+    scores that are more than 1.5 standard deviations below the mean count by their distance from this point.
+    """
+    deviations: Array = np.maximum(z, 0) + np.maximum(-z - _TOLERANCE, 0)
+    return np.sqrt((deviations**2).mean(1))
+
+
+def threshold(scores: Array, share: float) -> float:
+    """Return the score that the given share of new samples exceeds on average.
+
+    `scores` are those of samples that the parts were not fitted to. If they are `m` independent samples, a new one
+    exceeds the `k` largest of them with probability `k / (m + 1)`. Between these scores, the threshold is interpolated.
+    Above them, and to recognize outliers in the training data, which do not count, the tail is taken as exponential
+    with the median and the 90th percentile of the scores.
+    """
+    median, high = np.quantile(scores, (0.5, 0.9))
+    scale = (high - median) / math.log(5)
+    limit = median + scale * math.log(0.5 * len(scores) / _N_REMOVED)
+    ranked = np.sort(scores[scores <= limit])[::-1]
+    rank = share * (len(ranked) + 1)
+    if rank < 1:
+        return float(ranked[0] - scale * math.log(rank))
+    return float(np.interp(rank, np.arange(1, len(ranked) + 1), ranked))
+
+
+def _folds(n: int, count: int) -> Iterator[tuple[Array, Array]]:
+    """Yield the indices of the samples to fit and of the samples that are held out, for each fold."""
+    yield from KFold(min(count, n), shuffle=True, random_state=0).split(np.zeros(n))
+
+
+def _filled(x: Array, observed: Array) -> tuple[Array, LinearPrediction]:
+    """Replace missing entries with their conditional means, and return the linear model of the result."""
+    if observed.all():
+        return x, LinearPrediction.fit(x)
+    known = np.where(observed, x, 0).sum(0) / observed.sum(0).clip(1)
+    filled = np.where(observed, x, known)
+    for _ in range(_FILL_ROUNDS):
+        linear = LinearPrediction.fit(filled)
+        filled = linear.fill(x, observed)
+    return filled, linear
+
+
+def _log_errors(linear: LinearPrediction, x: Array, observed: Array, blocks: Blocks) -> Array:
+    """Return the logarithm of the mean squared error of each block, or NaN if no entry is observed."""
+    counts = np.stack([observed[:, block].sum(1) for block in blocks], axis=1)
+    errors = linear.block_errors(x, blocks) / counts.clip(1)
+    return np.where(counts > 0, np.log(errors + _LEAST_ERROR), np.nan)
+
+
+def _top(z: Array) -> Array:
+    """Return the mean of the largest tenth of each row."""
+    count = math.ceil(_TOP * z.shape[1])
+    top: Array = np.partition(z, z.shape[1] - count, axis=1)[:, -count:].mean(1)
+    return top

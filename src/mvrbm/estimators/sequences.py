@@ -1,0 +1,403 @@
+"""Boltzmann machine for aligned sequences of proteins, RNA or DNA."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from mvrbm.data.identity import identity_weights
+from mvrbm.devices import sensible_threads
+from mvrbm.errors import MixingWarning, StorageError
+from mvrbm.estimators.array_rbm import ArrayRBM
+from mvrbm.estimators.base import to_array
+from mvrbm.estimators.batches import Array, batches, joined, model_dtype, unit_for
+from mvrbm.estimators.chains import initial_states
+from mvrbm.estimators.inputs import VISIBLE
+from mvrbm.io.alignments import Alignment, as_alignment, write_fasta
+from mvrbm.io.alphabets import UNKNOWN, Alphabet
+from mvrbm.likelihood import (
+    LogPartitionInterval,
+    annealed_importance_sampling,
+    log_partition,
+    log_partition_interval,
+    pseudo_log_likelihood,
+)
+from mvrbm.sampling import Layers, Mixing, chain_memory, check_mixing, sample
+from mvrbm.saving import register
+from mvrbm.units import Unit
+from mvrbm.updates.recipe import Recipe
+from mvrbm.validation import whole_number
+
+# Base-2 logarithm of the largest number of ways to complete a sequence over which `score_samples` sums.
+_MOST_BITS = 13
+# Chains that remember more than this share of their states have not mixed. With fewer chains than this number, the
+# estimate is too uncertain for a warning.
+_MEMORABLE, _ENOUGH_CHAINS = 0.1, 50
+
+
+class AlignedRBM(ArrayRBM):
+    """Base class for models with one visible layer of aligned sequences, one-hot encoded by letters."""
+
+    alphabet: str | Alphabet | None
+    identity: float | None
+    alphabet_: Alphabet
+    n_sites_: int
+    n_effective_: float
+
+    # -- sequences --------------------------------------------------------------------------------
+
+    def align(self, X: Any) -> Alignment:
+        """Read sequences with the alphabet and the number of sites of the model.
+
+        Parameters
+        ----------
+        X : path, sequence of str, array or Biopython alignment
+            Sequences in a format that :meth:`fit` accepts. A question mark is an unknown letter.
+        """
+        check_is_fitted(self)
+        alignment = as_alignment(X, self.alphabet_, unknown=True)
+        if alignment.n_sites != self.n_sites_:
+            raise ValueError(
+                f"the sequences have {alignment.n_sites:,} sites, but the model has {self.n_sites_:,}; align them to "
+                "the training sequences"
+            )
+        return alignment
+
+    def _read_layers(self, X: Any, *, reset: bool) -> dict[str, Any]:
+        if not reset:
+            return {VISIBLE: self.align(X).one_hot()}
+        alignment = as_alignment(X, self.alphabet, unknown=True)
+        self.alphabet_ = alignment.alphabet
+        self.n_sites_ = alignment.n_sites
+        return {VISIBLE: alignment.one_hot()}
+
+    def _new_units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:
+        return {VISIBLE: unit_for(self.visible, layers[VISIBLE]).to(model_dtype(layers))}
+
+    def _masks_by_layer(self, mask: Any) -> Mapping[str, Any]:
+        return {VISIBLE: mask}
+
+    def _to_user(self, layers: Mapping[str, Tensor], like: Any = None) -> Array:
+        return to_array(layers[VISIBLE])
+
+    def _weights_of(self, layers: Mapping[str, Any], sample_weight: Any) -> Array | None:
+        weights = super()._weights_of(layers, sample_weight)
+        letters = layers[VISIBLE]
+        if weights is None and self.identity is not None:
+            weights = identity_weights(np.where(np.isnan(letters[..., 0]), UNKNOWN, letters.argmax(2)), self.identity)
+        self.n_effective_ = float(len(letters)) if weights is None else float(weights.sum())
+        return weights
+
+    # -- scores -----------------------------------------------------------------------------------
+
+    def score_samples(self, X: Any, *, exact: bool = False, normalized: bool = False) -> Array:
+        r"""Return the log-likelihood of each sequence, up to the constant log Z, as an array of shape (n,).
+
+        Unknown letters are summed over: the score of an incomplete sequence is the logarithm of the probability of its
+        known letters. The sum is exact if there are at most 8192 ways to complete the sequence. Otherwise, it is
+        estimated by annealed importance sampling, which takes about a second per sequence.
+
+        Parameters
+        ----------
+        X : path, sequence of str, array or Biopython alignment
+            Sequences. A question mark is an unknown letter.
+        exact : bool, default=False
+            Not used, present for consistency with other models. The scores of complete sequences are always exact.
+        normalized : bool, default=False
+            Whether to subtract an estimate of log Z. See :meth:`log_partition`.
+        """
+        alignment = self.align(X)
+        known = alignment.codes != UNKNOWN
+        complete = known.all(1)
+        scores = np.empty(len(alignment))
+        if complete.any():
+            scores[complete] = -self.free_energy(alignment[complete])
+        if not complete.all():
+            with sensible_threads(self.machine_, 100):
+                scores[~complete] = [self._log_sum(alignment.codes[row]) for row in np.flatnonzero(~complete)]
+        return scores - self.log_partition().log_z if normalized else scores
+
+    def _log_sum(self, codes: Array) -> float:
+        """Return the logarithm of the summed weights of all states that have the known letters of a sequence."""
+        state, known = self._clamp(codes)
+        if not bool(known.any()):
+            return self.log_partition().log_z
+        if (codes == UNKNOWN).sum() * math.log2(len(self.alphabet_)) <= _MOST_BITS:
+            return float(log_partition(self.machine_, clamp=state, mask=known))
+        return annealed_importance_sampling(self.machine_, self._rng(), clamp=state, mask=known).log_z
+
+    def _clamp(self, codes: Array) -> tuple[Tensor, Tensor]:
+        """Return a state with the known letters of a sequence, and its mask, both of shape (1, sites, letters)."""
+        letters = torch.from_numpy(np.where(codes == UNKNOWN, 0, codes).astype(np.int64))
+        unit = self.machine_.layers[VISIBLE]
+        state = unit.decode(letters[None].to(unit.bias.device))
+        known = torch.from_numpy(codes != UNKNOWN).to(state.device)
+        return state, known[None, :, None].expand(state.shape)
+
+    def log_partition(self, *, n_chains: int = 100, n_steps: int = 1000) -> LogPartitionInterval:
+        """Estimate log Z by annealed importance sampling in both directions.
+
+        Parameters
+        ----------
+        n_chains, n_steps : int
+            Number of annealing chains in each direction, and number of annealing steps.
+        """
+        check_is_fitted(self)
+        start = self.chains_ or None
+        with sensible_threads(self.machine_, n_chains):
+            return log_partition_interval(
+                self.machine_, self._rng(), init=start, n_chains=n_chains, n_steps=n_steps, burn_in=n_steps
+            )
+
+    def pseudo_likelihood(self, X: Any) -> Array:
+        """Return the exact pseudo-log-likelihood of each complete sequence in nats, as an array of shape (n,)."""
+        alignment = self.align(X)
+        if not alignment.complete:
+            raise ValueError("the pseudo-likelihood requires complete sequences, but X has unknown letters ('?')")
+        return self._map_batches(
+            alignment, lambda batch: pseudo_log_likelihood(self.machine_, batch, n_sites=None, check=False).values
+        )
+
+    # -- new sequences ----------------------------------------------------------------------------
+
+    def sample(
+        self,
+        n: int = 1,
+        *,
+        steps: int = 1000,
+        init: Any = None,
+        mask: Any = None,
+        mean: bool = False,
+        fixed: str | None = None,
+        as_array: bool = False,
+    ) -> Any:
+        """Draw new sequences from the model by Gibbs sampling.
+
+        A `MixingWarning` is issued if the chains remember their states of half the steps before. See `memory_` and
+        :meth:`check_mixing`.
+
+        Parameters
+        ----------
+        n : int, default=1
+            Number of sequences.
+        steps : int, default=1000
+            Number of Gibbs steps per chain.
+        init : sequences or {"chains", "noise"}, optional
+            Initial states: `n` sequences, the persistent chains from training (repeated as needed), or random states.
+            Unknown letters of sequences are sampled, and if there are any, all other letters stay fixed. Default: the
+            persistent chains if the model was trained with them, otherwise random states.
+        mask : boolean array of shape (n, sites, letters) or (sites, letters), optional
+            Mask that is True at sites of `init` that must not change.
+        mean : bool, default=False
+            Whether to return the probabilities of the letters given the last hidden sample, as an array of shape
+            (n, sites, letters).
+        fixed : str, optional
+            Letters that every sequence must have, and question marks at all other sites, such as ``"MK??A"``.
+        as_array : bool, default=False
+            Whether to return integer codes of shape (n, sites) instead of strings.
+
+        Returns
+        -------
+        list of str, or array
+            The sequences.
+        """
+        check_is_fitted(self)
+        if mask is not None or mean or not (init is None or isinstance(init, str)):
+            if fixed is not None:
+                raise ValueError("fixed cannot be combined with mask, mean or initial sequences; use '?' in init")
+            found = super().sample(n, steps=steps, init=init, mask=mask, mean=mean)
+            return found if mean else self._as_letters(torch.from_numpy(found), as_array)
+        rng = self._rng()
+        start = dict(initial_states(self.machine_, whole_number(n, "n"), init, self.chains_, rng))
+        known = None
+        if fixed is not None:
+            if len(fixed) != self.n_sites_:
+                raise ValueError(
+                    f"fixed must have one character for each of the {self.n_sites_:,} sites, got {len(fixed):,}; use "
+                    "'?' for free sites"
+                )
+            state, known = self._clamp(self.align([fixed]).codes[0])
+            start[VISIBLE] = torch.where(known, state, start[VISIBLE])
+            known = known.expand(start[VISIBLE].shape) if bool(known.any()) else None
+        self._warn_of_recipe()
+        with sensible_threads(self.machine_, n):
+            end = self._sampled(start, known, whole_number(steps, "steps"), rng)
+        return self._as_letters(end, as_array)
+
+    def _sampled(self, start: Layers, known: Tensor | None, steps: int, rng: Any) -> Tensor:
+        """Run the chains, compare their states in the middle and at the end, and return the states at the end."""
+        n = len(start[VISIBLE])
+        middle: Layers = start
+        masks = None if known is None else {VISIBLE: known}
+        if steps > 1:
+            middle = sample(self.machine_, n, steps // 2, rng, init=start, mask=masks, check=False).visible
+        end = sample(self.machine_, n, steps - steps // 2, rng, init=middle, mask=masks, check=False).visible
+        self.memory_ = chain_memory(self.machine_, middle, end) if n > 1 else math.nan
+        if n >= _ENOUGH_CHAINS and self.memory_ > _MEMORABLE:
+            warnings.warn(
+                f"the chains remember {self.memory_:.0%} of their states after {steps - steps // 2:,} Gibbs steps, so "
+                "the sequences depend on the initial states; increase steps",
+                MixingWarning,
+                stacklevel=3,
+            )
+        return end[VISIBLE]
+
+    def _as_letters(self, states: Tensor, as_array: bool) -> Any:
+        codes = to_array(states.argmax(-1)).astype(np.uint8)
+        return codes if as_array else self.alphabet_.decode(codes)
+
+    def to_fasta(
+        self, path: str | os.PathLike[str], n: int = 1000, *, steps: int = 1000, fixed: str | None = None,
+        force: bool = False,
+    ) -> Path:  # fmt: skip
+        """Draw `n` new sequences and write them to a FASTA file. Return the path of the file.
+
+        Parameters
+        ----------
+        path : path
+            The file. A name that ends in ``.gz`` compresses it.
+        n, steps, fixed
+            See :meth:`sample`.
+        force : bool, default=False
+            Whether an existing file may be replaced.
+        """
+        return write_fasta(path, self.sample(n, steps=steps, fixed=fixed), force=force)
+
+    def complete(self, X: Any, *, steps: int = 100, burn_in: int = 50) -> list[str]:
+        """Replace each unknown letter with the most probable letter given the known letters of the sequence.
+
+        Parameters
+        ----------
+        X : path, sequence of str, array or Biopython alignment
+            Sequences, in which question marks are unknown letters.
+        steps, burn_in : int
+            Number of Gibbs steps to average over, and number of Gibbs steps before. See :meth:`inpaint`, which returns
+            the probabilities.
+        """
+        return self.alphabet_.decode(self.inpaint(X, steps=steps, burn_in=burn_in).argmax(2).astype(np.uint8))
+
+    def check_mixing(self, X: Any = None, *, n_chains: int = 200, steps: int = 1024) -> Mixing:
+        """Measure how fast Gibbs chains forget their states. See :func:`mvrbm.sampling.check_mixing`.
+
+        Parameters
+        ----------
+        X : path, sequence of str, array or Biopython alignment, optional
+            Complete sequences from which chains start, in addition to random states.
+        n_chains, steps : int
+            Number of chains for each kind of initial states, and maximum number of Gibbs steps.
+        """
+        check_is_fitted(self)
+        data = None
+        if X is not None:
+            layers = self._read_layers(self.align(X)[:n_chains], reset=False)
+            data = joined(batches(layers, self.machine_.layers))
+        with sensible_threads(self.machine_, n_chains):
+            return check_mixing(self.machine_, data, n_chains=n_chains, steps=steps, rng=self._rng())
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def _description(self) -> dict[str, Any]:
+        found = {"letters": self.alphabet_.letters, "alphabet": self.alphabet_.name}
+        return {**super()._description(), **found, "n_effective": self.n_effective_}
+
+    @classmethod
+    def _from_json(cls, name: str, value: Any) -> Any:
+        if name == "alphabet" and isinstance(value, Mapping):
+            return Alphabet(**value)
+        return super()._from_json(name, value)
+
+    def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
+        super()._restore(folder, described)
+        if list(self.machine_.layers) != [VISIBLE] or len(self.machine_.layers[VISIBLE].shape) != 2:
+            raise StorageError("a sequence model requires one visible layer of shape (sites, letters)")
+        self.n_sites_, n_letters = self.machine_.layers[VISIBLE].shape
+        self.alphabet_ = Alphabet(described["letters"], described["alphabet"])
+        self.n_effective_ = float(described["n_effective"])
+        if len(self.alphabet_) != n_letters:
+            raise StorageError(f"the alphabet has {len(self.alphabet_)} letters, but the model has {n_letters}")
+
+
+@register("SequenceRBM")
+@dataclass(eq=False, repr=False)
+class SequenceRBM(AlignedRBM):
+    """Restricted Boltzmann machine for aligned sequences, which are matrices of sites by letters.
+
+    Sequences can be strings, a FASTA or Stockholm file, a Biopython alignment, or arrays of letters, of integer codes
+    of shape (n, sites), or in one-hot encoding of shape (n, sites, letters). Gaps are letters like any other.
+
+    Parameters
+    ----------
+    hidden_shape : int or tuple of int, default=200
+        Number of hidden units, or shape of a hidden matrix whose first axis meets the sites and whose second axis meets
+        the letters. With a number, every hidden unit has separate weights for each site, and all units share `rank`
+        embeddings of the letters.
+    alphabet : str or Alphabet, optional
+        ``"protein"``, ``"rna"``, ``"dna"``, or the letters themselves. Default: detected from the sequences. It has no
+        gap if no training sequence has one.
+    identity : float, default=0.8
+        Sequences that agree at this fraction of the sites share one weight, because their species are related. If None,
+        all sequences have the same weight. `fit` ignores it if sample weights are given.
+    rank : int, default=8
+        Number of Kronecker products in the weights.
+    coupling : Coupling or str, optional
+        Coupling to use instead of ``Kronecker(rank)``. See :class:`~mvrbm.MVRBM`.
+    hidden : str, default="bernoulli"
+        Unit type of the hidden layer. See :class:`~mvrbm.MVRBM`.
+    recipe : str or Recipe, default="sequences"
+        Training settings. See :class:`~mvrbm.MVRBM`.
+    n_epochs, batch_size, learning_rate, negative, n_chains, gibbs_steps, warm_start
+        See :class:`~mvrbm.MVRBM`.
+    backend, random_state, device, verbose
+        See :class:`~mvrbm.MVRBM`.
+
+    Attributes
+    ----------
+    alphabet_ : Alphabet
+        The letters.
+    n_sites_ : int
+        Number of sites of a sequence.
+    n_effective_ : float
+        Sum of the sequence weights. With weights by identity, this is the effective number of sequences.
+    memory_ : float
+        Share of the states that the chains of the last call of `sample` remember of the middle of the run, close to 0
+        if they have mixed. Set by `sample`.
+    machine_ : BoltzmannMachine
+        The fitted machine, whose visible layer has shape (n_sites_, letters).
+
+    See Also
+    --------
+    mvrbm.sequences : Contacts, effects of mutations, and comparisons of natural and generated sequences.
+
+    Examples
+    --------
+    >>> from mvrbm import SequenceRBM
+    >>> family = ["ACDE-", "ACDEF", "GCDKF", "GCD-F"] * 10
+    >>> model = SequenceRBM((3, 2), rank=1, n_epochs=2, random_state=0).fit(family)
+    >>> model.transform(family).shape
+    (40, 6)
+    >>> [len(sequence) for sequence in model.sample(3, fixed="AC???", steps=10)]
+    [5, 5, 5]
+    """
+
+    visible: Any = field(default="categorical", init=False)
+    hidden_shape: Any = 200
+    _: KW_ONLY
+    alphabet: str | Alphabet | None = None
+    identity: float | None = 0.8
+    rank: int = 8
+    coupling: Any = None
+    recipe: str | Recipe = "sequences"
+
+    def _new_hidden_shape(self, units: Mapping[str, Unit]) -> tuple[int, ...]:
+        shape = super()._new_hidden_shape(units)
+        return (*shape, 1) if self.coupling is None and len(shape) == 1 else shape

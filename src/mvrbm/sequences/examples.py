@@ -1,0 +1,48 @@
+"""An alignment that comes with the package: lattice proteins, whose structure is known exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from mvrbm.io.alignments import Alignment, read_alignment
+from mvrbm.sequences.site_model import Array
+
+__all__ = ["load_lattice_proteins"]
+
+_FILE = Path(__file__).parent / "data" / "lattice_proteins.fasta"
+# Sites of the chain, counted from 1, in the cube of 3 x 3 x 3 points that it fills.
+_CUBE = [
+    [[1, 2, 3], [20, 23, 4], [21, 22, 5]],
+    [[18, 25, 26], [19, 24, 7], [12, 11, 6]],
+    [[17, 16, 27], [14, 15, 8], [13, 10, 9]],
+]
+
+
+def load_lattice_proteins() -> tuple[Alignment, Array]:
+    """Load 2,000 sequences of lattice proteins, and the distances between their sites.
+
+    A lattice protein is a chain of 27 amino acids that fills a cube of 3 x 3 x 3 points. The sequences were sampled by
+    Jacquin, Gilson, Shakhnovich, Cocco and Monasson, "Benchmarking inverse statistical approaches for protein structure
+    and design with exactly solvable models", PLOS Computational Biology (2016). They all fold into the same structure,
+    and come from the package PGM of J. Tubiana (BSD 3-clause license).
+
+    Returns
+    -------
+    Alignment
+        The sequences.
+    array of shape (27, 27)
+        Distances between the points of the sites. Sites at distance 1 are in contact.
+
+    Examples
+    --------
+    >>> from mvrbm.sequences import load_lattice_proteins
+    >>> alignment, distances = load_lattice_proteins()
+    >>> alignment.codes.shape
+    (2000, 27)
+    """
+    order = np.argsort(np.ravel(_CUBE))
+    points = np.argwhere(np.ones((3, 3, 3)))[order]
+    distances: Array = np.linalg.norm(points[:, None] - points, axis=-1)
+    return read_alignment(_FILE), distances

@@ -1,0 +1,77 @@
+"""Correlated residuals: conditional means against a dense solution, and covariances against sums over all pairs."""
+
+import numpy as np
+import pytest
+import torch
+
+from mvrbm.estimators.imputer.factors import Factors
+from mvrbm.estimators.imputer.residuals import Residuals
+
+
+def random_residuals(sizes, seed=0):
+    rng = np.random.default_rng(seed)
+    roots = [rng.normal(size=(size, size)) for size in sizes]
+    matrices = tuple(torch.from_numpy(root @ root.T / size) for root, size in zip(roots, sizes, strict=True))
+    return Residuals(matrices, 0.3, torch.from_numpy(rng.uniform(0.5, 2, size=int(np.prod(sizes)))))
+
+
+def dense(residuals):
+    """Covariance of all residuals without noise, and with noise."""
+    full = np.eye(1)
+    for matrix in residuals.covariances:
+        full = np.kron(full, matrix.numpy())
+    scale = np.diag(residuals.scale.numpy())
+    return scale @ full @ scale, scale @ (full + residuals.noise * np.eye(len(full))) @ scale
+
+
+@pytest.mark.parametrize("sizes", [(6,), (3, 4), (2, 3, 2)])
+def test_means_are_those_of_the_normal_distribution(sizes):
+    residuals = random_residuals(sizes)
+    smooth, full = dense(residuals)
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(5, len(full)))
+    known = rng.random(x.shape) < 0.6
+    known[4] = False
+    expected = np.zeros_like(x)
+    for row, k, out in zip(x, known, expected, strict=True):
+        out[:] = smooth[:, k] @ np.linalg.solve(full[np.ix_(k, k)], row[k])
+    found = residuals.conditional_mean(torch.from_numpy(np.where(known, x, 99.0)), torch.from_numpy(known))
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+    assert np.abs(expected).max() > 0.5
+
+
+@pytest.mark.parametrize("structure", ["free", "stationary"])
+def test_covariances_are_mean_products_of_known_residuals(structure):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3, 4)).cumsum(2)
+    known = rng.random(x.shape) < 0.7
+    mean = rng.normal(size=12)
+    factors = Factors(torch.from_numpy(mean), torch.zeros(12, 1).double(), torch.full((12,), 4.0).double())
+    rows, masks = (torch.from_numpy(each.reshape(60, 12)) for each in (x, known))
+    found = Residuals.fit(factors, rows, masks, (3, 4), ("independent", structure), 0.1)
+    z = (x - mean.reshape(3, 4)) / 2
+    sums, counts = np.zeros((4, 4)), np.zeros((4, 4))
+    for sample, mask in zip(z.reshape(-1, 4), known.reshape(-1, 4), strict=True):
+        for i in range(4):
+            for j in range(4):
+                if mask[i] and mask[j]:
+                    pairs = [(a, b) for a in range(4) for b in range(4) if abs(a - b) == abs(i - j)]
+                    for a, b in pairs if structure == "stationary" else [(i, j)]:
+                        sums[a, b] += sample[i] * sample[j]
+                        counts[a, b] += 1
+    expected = sums / counts
+    assert np.linalg.eigvalsh(expected).min() > 0  # otherwise, the nearest positive matrix would be another one
+    np.testing.assert_allclose(found.covariances[1], expected / expected.diagonal().mean())
+    np.testing.assert_array_equal(found.covariances[0], np.eye(3))
+    np.testing.assert_array_equal(found.scale, 2.0)
+
+
+def test_the_unexplained_variance_is_small_next_to_known_entries():
+    distances = np.abs(np.subtract.outer(np.arange(9), np.arange(9)))
+    residuals = Residuals((torch.from_numpy(0.9**distances),), 0.01, torch.ones(9).double())
+    known = torch.arange(9)[None] == 0
+    found = residuals.unexplained(known)[0]
+    assert bool((found.diff() > 0).all())
+    assert float(found[0]) < 0.6 * float(found[-1])
+    exact = 1 - 0.9 ** (2 * np.arange(9)) / 1.01
+    np.testing.assert_allclose(found[6:], exact[6:], atol=0.07)
