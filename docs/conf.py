@@ -19,20 +19,36 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
     "numpydoc",
     "myst_parser",
+    "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "matplotlib.sphinxext.plot_directive",
+    "api_pages",
     "measured_figures",
     "live_pages",
 ]
-exclude_patterns = ["_build", "_ext", "_templates", "plots", "**/sg_execution_times.rst", "sg_execution_times.rst"]
+exclude_patterns = [
+    "_build",
+    "_ext",
+    "_templates",
+    "plots",
+    "**/sg_execution_times.rst",
+    "sg_execution_times.rst",
+]
 templates_path = ["_templates"]
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:.*", r"(sklearn|torch|numpy|abc)\..*"),  # documented elsewhere, which only a network reaches
-    ("py:.*", "posterior_mean|StagedEnlarger"),  # not part of the reference
+    (
+        "py:.*",
+        r"(sklearn|torch|numpy|abc)\..*",
+    ),  # documented elsewhere, which only a network reaches
+    (
+        "py:.*",
+        "posterior_mean|StagedEnlarger",
+    ),  # not part of the reference
 ]
 
 myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
@@ -45,9 +61,18 @@ autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 add_module_names = False
+toc_object_entries_show_parents = "hide"
+
+# Copies commands without their prompts and their output.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 
 # Formulas: one file of MathJax that draws them as SVG, without fonts or other files.
-_MATHJAX = next(file for file in metadata.files("sphinx-mathjax-offline") or [] if file.name == "tex-svg.js")
+_MATHJAX = next(
+    file
+    for file in metadata.files("sphinx-mathjax-offline") or []
+    if file.name == "tex-svg.js"
+)
 mathjax_path = _MATHJAX.name
 
 html_theme = "pydata_sphinx_theme"
@@ -55,7 +80,9 @@ html_title = "mvrbm"
 html_static_path = ["_static", str(_MATHJAX.locate())]
 html_css_files = ["custom.css"]
 html_show_sourcelink = False
-html_context = {"default_mode": "auto"}  # without it, the theme logs an error at the first visit
+html_context = {
+    "default_mode": "auto"
+}  # without it, the theme logs an error at the first visit
 html_theme_options = {
     "logo": {"text": "mvrbm"},
     "show_toc_level": 2,
@@ -82,11 +109,16 @@ if _PUBLISHED := os.environ.get("MVRBM_DOCS_URL"):
         "check_switcher": False,  # The workflow writes the file after the build.
     }
 
-plot_include_source = plot_html_show_source_link = plot_html_show_formats = False
+plot_include_source = plot_html_show_source_link = (
+    plot_html_show_formats
+) = False
 plot_formats = [("png", 160)]
 
 sphinx_gallery_conf = {
-    "examples_dirs": [str(ROOT / "examples" / "gallery"), str(ROOT / "examples" / "tutorials")],
+    "examples_dirs": [
+        str(ROOT / "examples" / "gallery"),
+        str(ROOT / "examples" / "tutorials"),
+    ],
     "gallery_dirs": ["gallery", "tutorials"],
     "filename_pattern": r"\.py$",  # all are executed
     "within_subsection_order": "FileNameSortKey",
@@ -115,4 +147,6 @@ def _draw_again(app):
 
 def setup(app):
     app.connect("builder-inited", _draw_again)
-    app.connect("autodoc-process-docstring", _escape_shapes, priority=400)  # before numpydoc, at 500
+    app.connect(
+        "autodoc-process-docstring", _escape_shapes, priority=400
+    )  # before numpydoc, at 500

@@ -79,13 +79,42 @@ def test_blocks_are_found_and_marked_ones_left_out():
     assert list(examples(text)) == [(3, "a = 1\n", None), (15, "print(a)\n", "1\n")]
 
 
+# Characters of a line of code that a page shows beside its menus on a screen of 1280 pixels, without a prompt.
+WIDTH = 75
+
+
+def shown_code(path):
+    """Lines of Python that a page of the documentation shows."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return [line for match in BLOCK.finditer(text) for line in match["code"].splitlines()]
+    cells = re.split(r"^# %%.*\n(?:#.*\n)*", text.split('"""', 2)[2], flags=re.MULTILINE)
+    return [line for cell in cells for line in cell.splitlines()]
+
+
+SHOWN = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.py")]
+
+
+@pytest.mark.parametrize("path", SHOWN, ids=lambda path: path.name)
+def test_pages_show_whole_lines_of_code(path):
+    assert [line for line in shown_code(path) if len(line) > WIDTH] == []
+
+
+def test_lines_of_code_are_found_in_pages_and_examples(tmp_path):
+    (tmp_path / "a.md").write_text("text\n\n```python\na = 1\n```\n\n```console\n$ ls\n```\n")
+    (tmp_path / "b.py").write_text('"""Title\n=====\n"""\n\na = 1\n# one\n\n# %%\n# Text\n# more\nb = 2\n')
+    assert shown_code(tmp_path / "a.md") == ["a = 1"]
+    assert [line for line in shown_code(tmp_path / "b.py") if line] == ["a = 1", "# one", "b = 2"]
+
+
 # -- reference --------------------------------------------------------------------------------------
 
 
 def documented():
     """The names that the reference has a page for, with their modules."""
     module, names = "", []
-    for line in (ROOT / "docs" / "api.md").read_text().splitlines():
+    pages = [(ROOT / "docs" / name).read_text() for name in ("api.md", "api-building-blocks.md")]
+    for line in "\n".join(pages).splitlines():
         if found := re.match(r"\.\. (?:current)?module:: (\S+)", line):
             module = found[1]
         elif found := re.fullmatch(r" {3}([A-Za-z]\w*)", line):
@@ -120,6 +149,12 @@ def test_docstrings_have_all_sections(name):
 WITHOUT_EXAMPLES = {"Coupling", "Unit", "push_to_hub"}  # abstract; needs a network
 
 
+@pytest.mark.parametrize("name", sorted({*mvrbm.__all__} - {"MMVRBM"}))
+def test_examples_of_docstrings_fit_the_page(name):
+    (test,) = doctest.DocTestFinder(recurse=False).find(getattr(mvrbm, name), name, globs={})
+    assert [line for example in test.examples for line in example.source.splitlines() if len(line) > WIDTH] == []
+
+
 @pytest.mark.fixed_seed
 @pytest.mark.parametrize("name", sorted({*mvrbm.__all__} - WITHOUT_EXAMPLES))
 def test_examples_of_docstrings_print_what_they_show(name):
@@ -127,6 +162,8 @@ def test_examples_of_docstrings_print_what_they_show(name):
     assert test.examples, f"{name} has no section Examples"
     assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
 
+
+DENSE = ("Dense, 500", "random")
 
 # -- figures, links ---------------------------------------------------------------------------------
 
@@ -177,6 +214,24 @@ def test_the_table_of_recipes_is_that_of_the_code():
         cells = next(line for line in text.splitlines() if f"`{name}` |" in line).split("|")[2:5]
         assert [float(cell.replace(",", "")) for cell in cells] == [getattr(recipe, name) for recipe in recipes]
     assert f"{RECIPES['generative'].rate_factor:g} times that (`rate_factor`)" in text
+
+
+def test_the_readme_compares_with_the_best_classic_rbm_and_states_both_budgets():
+    found = measured.read("results/generative/results.json")
+    dense = [(row["median"], row["updates"]) for row in found["table"] if (row["title"], row["data"]) == DENSE]
+    dense += [(row["test"], row["updates"]) for row in found["seconds_table"] if row["title"] == DENSE[0]]
+    best, updates = max(dense)
+    _, _, theirs, conditions = measured.table("front").rows[0]
+    assert theirs.endswith(f"{best:.1f}")
+    assert measured.value("digits.updates") in conditions
+    assert f"{updates:,}" in conditions
+
+
+def test_tables_of_training_times_name_the_machine():
+    found = measured.read("results/generative/results.json")["seconds_table"]
+    table = measured.table("schedule")
+    trained_on = [row[table.header.index("trained on")] for row in table.rows]
+    assert [text.startswith("CPU") for text in trained_on] == [row["device"] == "cpu" for row in found]
 
 
 def test_a_missing_figure_is_an_error():

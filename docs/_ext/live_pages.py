@@ -25,8 +25,12 @@ class LivePage(SphinxDirective):
     def run(self):
         name = self.arguments[0]
         if name not in PAGES:
-            raise self.error(f"no page {name!r}: there are {', '.join(PAGES)}")
-        address = f"{'../' * self.env.docname.count('/')}{FOLDER}/{name}.html"
+            raise self.error(
+                f"no page {name!r}: there are {', '.join(PAGES)}"
+            )
+        address = (
+            f"{'../' * self.env.docname.count('/')}{FOLDER}/{name}.html"
+        )
         title, height = PAGES[name]
         style = f"width: 100%; height: {height}; border: 1px solid var(--pst-color-border); border-radius: .5rem"
         frame = f'<iframe id="live-{name}" src="{address}" title="{title}" style="{style}" loading="lazy"></iframe>'
@@ -38,7 +42,11 @@ def write_pages(app, error):
     if error is None and app.builder.format == "html":
         folder = Path(app.outdir, FOLDER)
         for name in ("labeled-digits", "digits"):
-            write_playground(mvrbm.load(name, "cpu"), folder / f"{name}.html", title=PAGES[name][0])
+            write_playground(
+                mvrbm.load(name, "cpu"),
+                folder / f"{name}.html",
+                title=PAGES[name][0],
+            )
         write_enlarging_page(folder / "enlarge.html")
 
 

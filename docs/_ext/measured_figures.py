@@ -14,7 +14,11 @@ from tools import measured
 
 def depend_on_results(env):
     """Let Sphinx read the page again when any result changes."""
-    for pattern in ("results/*/*.json", "benchmarks/*/*.json", "tools/measured.py"):
+    for pattern in (
+        "results/*/*.json",
+        "benchmarks/*/*.json",
+        "tools/measured.py",
+    ):
         for path in measured.ROOT.glob(pattern):
             env.note_dependency(str(path))
 
@@ -25,7 +29,10 @@ class Measured(SphinxRole):
         try:
             return [nodes.Text(measured.value(self.text))], []
         except (KeyError, OSError) as error:
-            message = self.inliner.reporter.error(f"no measured value {self.text!r}: {error!r}", line=self.lineno)
+            message = self.inliner.reporter.error(
+                f"no measured value {self.text!r}: {error!r}",
+                line=self.lineno,
+            )
             return [], [message]
 
 
@@ -59,10 +66,21 @@ def resolve_alias(app, env, node, contnode):
     if found is None or not hasattr(found, "__qualname__"):
         return None
     domain = env.get_domain("py")
-    for name in (f"{found.__module__}.{found.__qualname__}", f"mvrbm.{found.__qualname__}"):
+    for name in (
+        f"{found.__module__}.{found.__qualname__}",
+        f"mvrbm.{found.__qualname__}",
+    ):
         if name != target:
             kind = node.get("reftype", "obj")
-            if link := domain.resolve_xref(env, node["refdoc"], app.builder, kind, name, node, contnode):
+            if link := domain.resolve_xref(
+                env,
+                node["refdoc"],
+                app.builder,
+                kind,
+                name,
+                node,
+                contnode,
+            ):
                 return link
     return None
 

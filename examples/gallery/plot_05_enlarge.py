@@ -9,13 +9,23 @@ this example was not in the training data.
 import matplotlib.pyplot as plt
 from skimage import data
 
-from mvrbm.vision import SuperResolver, enlarge_image, psnr_ssim, reduce_image
+from mvrbm.vision import (
+    SuperResolver,
+    enlarge_image,
+    psnr_ssim,
+    reduce_image,
+)
 
 truth = data.rocket()[:420, 100:520]
 small = reduce_image(truth, 2)
 
 model = SuperResolver.pretrained(2)
-results = {"small": small, "bicubic": enlarge_image(small, 2), "mvrbm": model.upscale(small), "truth": truth}
+results = {
+    "small": small,
+    "bicubic": enlarge_image(small, 2),
+    "mvrbm": model.upscale(small),
+    "truth": truth,
+}
 
 fig, axes = plt.subplots(2, 4, figsize=(10, 5.2), layout="constrained")
 for column, (name, picture) in enumerate(results.items()):
@@ -23,7 +33,9 @@ for column, (name, picture) in enumerate(results.items()):
     rows = slice(int(300 * size), int(390 * size))
     columns = slice(int(170 * size), int(260 * size))
     axes[0, column].imshow(picture)
-    axes[0, column].set_title(f"{name}, {picture.shape[0]} x {picture.shape[1]}")
+    axes[0, column].set_title(
+        f"{name}, {picture.shape[0]} x {picture.shape[1]}"
+    )
     axes[1, column].imshow(picture[rows, columns], interpolation="nearest")
     for axis in axes[:, column]:
         axis.axis("off")

@@ -13,13 +13,16 @@ from sklearn.impute import SimpleImputer
 from mvrbm import MVRBMImputer
 from mvrbm.io.datasets import load
 
-scene = load("indian-pines").arrays  # 145 x 145 pixels, 200 bands, from TensorLy
-cube = scene[40:112, 40:112, ::5].astype(float)  # 72 x 72 pixels, every fifth band
+# 145 x 145 pixels, 200 bands, from TensorLy
+scene = load("indian-pines").arrays
+# 72 x 72 pixels, every fifth band
+cube = scene[40:112, 40:112, ::5].astype(float)
 pixels = cube.reshape(-1, cube.shape[-1])  # one spectrum per sample
 hidden = np.random.default_rng(0).random(pixels.shape) < 0.9
 holes = np.where(hidden, np.nan, pixels)
 
-imputer = MVRBMImputer(correction="none", random_state=0).fit(holes)  # the linear part alone, which takes seconds
+# the linear part alone, which takes seconds
+imputer = MVRBMImputer(correction="none", random_state=0).fit(holes)
 filled = imputer.transform(holes)
 spread = imputer.standard_deviation(holes)
 
@@ -48,7 +51,13 @@ plt.show()
 pixel = 2000
 bands = np.arange(cube.shape[-1])
 plt.figure(figsize=(8, 3.2), layout="constrained")
-plt.fill_between(bands, (filled - 2 * spread)[pixel], (filled + 2 * spread)[pixel], alpha=0.3, label="two deviations")
+plt.fill_between(
+    bands,
+    (filled - 2 * spread)[pixel],
+    (filled + 2 * spread)[pixel],
+    alpha=0.3,
+    label="two deviations",
+)
 plt.plot(bands, pixels[pixel], color="black", linewidth=1, label="truth")
 plt.plot(bands, filled[pixel], label="estimate")
 plt.plot(bands, holes[pixel], "o", color="tab:red", label="known")
@@ -57,7 +66,11 @@ plt.ylabel("radiance")
 plt.legend()
 plt.show()
 
-inside = np.abs(filled - pixels)[hidden] < 2 * spread[hidden]
-print(f"missing values within two standard deviations: {100 * inside.mean():.1f} %")
-for name, values in {"mean of the band": SimpleImputer().fit_transform(holes), "MVRBMImputer": filled}.items():
-    print(f"{name:17s} root mean squared error {np.sqrt(np.mean((values - pixels)[hidden] ** 2)):.0f}")
+inside = (np.abs(filled - pixels)[hidden] < 2 * spread[hidden]).mean()
+print(f"missing values within two standard deviations: {inside:.1%}")
+for name, values in {
+    "mean of the band": SimpleImputer().fit_transform(holes),
+    "MVRBMImputer": filled,
+}.items():
+    error = np.sqrt(np.mean((values - pixels)[hidden] ** 2))
+    print(f"{name:17s} root mean squared error {error:.0f}")

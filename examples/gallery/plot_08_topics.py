@@ -42,7 +42,9 @@ features = model.transform(counts)
 near = NearestNeighbors(n_neighbors=4, metric="cosine").fit(features)
 for query in (0, 33, 200):
     print(titles[query])
-    for row in near.kneighbors(features[[query]], return_distance=False)[0, 1:]:
+    for row in near.kneighbors(features[[query]], return_distance=False)[
+        0, 1:
+    ]:
         print("   ", titles[row])
 
 # %%
@@ -54,7 +56,9 @@ rng = np.random.default_rng(1)
 given = rng.binomial(test, 0.5)
 later = test - given
 
-mixture = LatentDirichletAllocation(10, max_iter=50, random_state=0).fit(train)
+mixture = LatentDirichletAllocation(10, max_iter=50, random_state=0).fit(
+    train
+)
 topics = mixture.components_ / mixture.components_.sum(1, keepdims=True)
 by_lda = mixture.transform(given) @ topics
 frequencies = (train.sum(0) + 1) / (train.sum() + train.shape[1])
@@ -63,4 +67,5 @@ for name, probabilities in {
     "LDA, 10 topics": 0.9 * by_lda + 0.1 * frequencies,
     "ReplicatedSoftmax, 10 topics": model.predict_words(given),
 }.items():
-    print(f"{name:29s} {np.exp(-(later * np.log(probabilities)).sum() / later.sum()):.0f}")
+    nats = -(later * np.log(probabilities)).sum() / later.sum()
+    print(f"{name:29s} {np.exp(nats):.0f}")

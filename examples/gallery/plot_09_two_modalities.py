@@ -13,16 +13,24 @@ from sklearn.datasets import load_digits
 from mvrbm import MMVRBM
 
 bunch = load_digits()
-pictures = (bunch.images > 7).astype(np.float32)  # (1797, 8, 8), zeros and ones
-names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])[bunch.target]
+# (1797, 8, 8), zeros and ones
+pictures = (bunch.images > 7).astype(np.float32)
+words = "zero one two three four five six seven eight nine".split()
+names = np.array(words)[bunch.target]
 train, test = slice(0, 1500), slice(1500, None)
 
 
 def sample(rows):
-    return {"left": pictures[rows][:, :, :4], "right": pictures[rows][:, :, 4:], "name": names[rows]}
+    return {
+        "left": pictures[rows][:, :, :4],
+        "right": pictures[rows][:, :, 4:],
+        "name": names[rows],
+    }
 
 
-model = MMVRBM((12, 12), rank=4, recipe="generative", n_epochs=150, random_state=0).fit(sample(train))
+model = MMVRBM(
+    (12, 12), rank=4, recipe="generative", n_epochs=150, random_state=0
+).fit(sample(train))
 
 # %%
 # Predict the name from both halves, or from one of them:
@@ -31,12 +39,18 @@ both = sample(test)
 for known in (["left", "right"], ["left"], ["right"]):
     guess = model.predict({key: both[key] for key in known}, steps=100)
     guess = guess if isinstance(guess, np.ndarray) else guess["name"]
-    print(f"name from {' and '.join(known):15s} {np.mean(guess == both['name']):.3f} correct")
+    correct = np.mean(guess == both["name"])
+    print(f"name from {' and '.join(known):15s} {correct:.3f} correct")
 
 # %%
 # Predict the right half from the left half and the name. From top to bottom: the input, the prediction, and the truth.
 
-rows = np.array([np.flatnonzero(names[test] == name)[0] for name in model.classes_["name"]])
+rows = np.array(
+    [
+        np.flatnonzero(names[test] == name)[0]
+        for name in model.classes_["name"]
+    ]
+)
 given = {"left": both["left"][rows], "name": both["name"][rows]}
 found = model.predict(given, steps=200)
 gray = np.full_like(found, 0.5)
@@ -46,7 +60,9 @@ fig, axes = plt.subplots(3, 10, figsize=(8, 3), layout="constrained")
 for line, (title, right) in zip(axes, lines.items(), strict=True):
     line[0].set_ylabel(title, rotation=0, ha="right", va="center")
     for axis, half, other in zip(line, given["left"], right, strict=True):
-        axis.imshow(np.concatenate([half, other], 1), cmap="gray", vmin=0, vmax=1)
+        axis.imshow(
+            np.concatenate([half, other], 1), cmap="gray", vmin=0, vmax=1
+        )
         axis.set(xticks=[], yticks=[])
 for axis, name in zip(axes[0], given["name"], strict=True):
     axis.set_title(name, fontsize=9)

@@ -19,14 +19,32 @@ ranks = [1, 2, 4, 8, 16]
 
 found = {}
 for rank in ranks:
-    model = MVRBM((10, 10), rank=rank, recipe="generative", n_epochs=100, random_state=0).fit(train)
+    model = MVRBM(
+        (10, 10),
+        rank=rank,
+        recipe="generative",
+        n_epochs=100,
+        random_state=0,
+    ).fit(train)
     parameters = model.machine_.n_parameters
-    found[parameters] = [model.log_likelihood(X, n_steps=200, n_chains=50).mean for X in (train, test)]
-    print(f"rank {rank:2d}: {parameters:6,} parameters, test {found[parameters][1]:.1f} nats")
+    found[parameters] = [
+        model.log_likelihood(X, n_steps=200, n_chains=50).mean
+        for X in (train, test)
+    ]
+    nats = found[parameters][1]
+    print(
+        f"rank {rank:2d}: {parameters:6,} parameters, test {nats:.1f} nats"
+    )
 
-classic = RBM(100, recipe="generative", n_epochs=100, random_state=0).fit(train)
-full = [classic.log_likelihood(X, n_steps=200, n_chains=50).mean for X in (train, test)]
-print(f"classic: {classic.machine_.n_parameters:6,} parameters, test {full[1]:.1f} nats")
+classic = RBM(100, recipe="generative", n_epochs=100, random_state=0).fit(
+    train
+)
+full = [
+    classic.log_likelihood(X, n_steps=200, n_chains=50).mean
+    for X in (train, test)
+]
+parameters = classic.machine_.n_parameters
+print(f"classic: {parameters:6,} parameters, test {full[1]:.1f} nats")
 
 # %%
 # The first steps improve the model most, at least within these 1,400 updates. For such small pictures, a full matrix
@@ -35,10 +53,27 @@ print(f"classic: {classic.machine_.n_parameters:6,} parameters, test {full[1]:.1
 
 plt.figure(figsize=(7, 3.8), layout="constrained")
 for place, name in enumerate(["training digits", "test digits"]):
-    (line,) = plt.plot(list(found), [values[place] for values in found.values()], "o-", label=f"MVRBM, {name}")
-    plt.plot(classic.machine_.n_parameters, full[place], "s", color=line.get_color(), label=f"classic RBM, {name}")
+    (line,) = plt.plot(
+        list(found),
+        [values[place] for values in found.values()],
+        "o-",
+        label=f"MVRBM, {name}",
+    )
+    plt.plot(
+        classic.machine_.n_parameters,
+        full[place],
+        "s",
+        color=line.get_color(),
+        label=f"classic RBM, {name}",
+    )
 for rank, (parameters, values) in zip(ranks, found.items(), strict=True):
-    plt.annotate(f"R = {rank}", (parameters, values[1]), xytext=(0, -14), textcoords="offset points", ha="center")
+    plt.annotate(
+        f"R = {rank}",
+        (parameters, values[1]),
+        xytext=(0, -14),
+        textcoords="offset points",
+        ha="center",
+    )
 plt.xscale("log")
 plt.xlabel("parameters")
 plt.ylabel("log-likelihood per digit, nats")

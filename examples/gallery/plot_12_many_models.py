@@ -19,9 +19,14 @@ pictures = (load_digits().images / 16).astype(np.float32)
 start = time.perf_counter()
 sweep = Sweep(
     MVRBM((8, 8), n_epochs=30, recipe="generative"),
-    {"rank": [1, 2, 4], "learning_rate": [0.05, 0.2, 0.8], "random_state": [0, 1]},
+    {
+        "rank": [1, 2, 4],
+        "learning_rate": [0.05, 0.2, 0.8],
+        "random_state": [0, 1],
+    },
 ).fit(pictures)
-print(f"{len(sweep.candidates_)} models in {time.perf_counter() - start:.1f} s")
+seconds = time.perf_counter() - start
+print(f"{len(sweep.candidates_)} models in {seconds:.1f} s")
 print(f"best: {sweep.best_params_}, score {sweep.best_score_:.2f}")
 
 # %%
@@ -30,9 +35,17 @@ print(f"best: {sweep.best_params_}, score {sweep.best_score_:.2f}")
 
 fig, axis = plt.subplots(figsize=(7, 3.6), layout="constrained")
 for rank in (1, 2, 4):
-    points = [(c.params["learning_rate"], c.score) for c in sweep.candidates_ if c.params["rank"] == rank]
+    points = [
+        (c.params["learning_rate"], c.score)
+        for c in sweep.candidates_
+        if c.params["rank"] == rank
+    ]
     rates, scores = np.array(points).T
-    axis.plot(rates * 1.05 ** (rank - 2), scores, "o", label=f"rank {rank}")
-axis.set(xscale="log", xlabel="learning rate", ylabel="score of held-out digits")
+    axis.plot(
+        rates * 1.05 ** (rank - 2), scores, "o", label=f"rank {rank}"
+    )
+axis.set(
+    xscale="log", xlabel="learning rate", ylabel="score of held-out digits"
+)
 axis.legend()
 plt.show()

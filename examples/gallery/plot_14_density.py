@@ -20,45 +20,78 @@ def patches(pictures, number):
     """Cut random patches of 8 x 8 pixels, in gray values from 0 to 1."""
     found = []
     for picture in pictures:
-        gray = color.rgb2gray(picture) if picture.ndim == 3 else picture / 255
+        gray = (
+            color.rgb2gray(picture) if picture.ndim == 3 else picture / 255
+        )
         rows = random.integers(0, gray.shape[0] - 8, number)
         columns = random.integers(0, gray.shape[1] - 8, number)
-        found += [gray[row : row + 8, column : column + 8] for row, column in zip(rows, columns, strict=True)]
-    return np.stack(found) + random.uniform(0, 1 / 256, (len(found), 8, 8))  # undo the rounding to bytes
+        found += [
+            gray[row : row + 8, column : column + 8]
+            for row, column in zip(rows, columns, strict=True)
+        ]
+    # undo the rounding to bytes
+    return np.stack(found) + random.uniform(0, 1 / 256, (len(found), 8, 8))
 
 
-train = patches([data.astronaut(), data.chelsea(), data.coffee(), data.brick(), data.grass()], 1000)
+train = patches(
+    [
+        data.astronaut(),
+        data.chelsea(),
+        data.coffee(),
+        data.brick(),
+        data.grass(),
+    ],
+    1000,
+)
 test = patches([data.rocket(), data.camera()], 1500)
 
 # %%
 # Each component has one matrix for the rows and one for the columns, so it needs far fewer parameters than a full
 # covariance. ``level=True`` models the brightness of a patch separately. The likelihood of both models is exact.
 
-model = MatrixMixture(16, level=True, n_epochs=20, random_state=0).fit(train)
+model = MatrixMixture(16, level=True, n_epochs=20, random_state=0).fit(
+    train
+)
 rows, test_rows = train.reshape(-1, 64), test.reshape(-1, 64)
 single = GaussianMixture(1, random_state=0).fit(rows)
 mixture = GaussianMixture(16, reg_covar=1e-5, random_state=0).fit(rows)
 
 
 def free_parameters(gaussians):
-    return gaussians.n_components * (64 + 64 * 65 // 2) + gaussians.n_components - 1
+    return (
+        gaussians.n_components * (64 + 64 * 65 // 2)
+        + gaussians.n_components
+        - 1
+    )
 
 
 found = {
     "one Gaussian": (single.score(test_rows), free_parameters(single)),
-    "mixture of 16 Gaussians": (mixture.score(test_rows), free_parameters(mixture)),
+    "mixture of 16 Gaussians": (
+        mixture.score(test_rows),
+        free_parameters(mixture),
+    ),
     "MatrixMixture": (model.score(test), model.n_parameters_),
 }
 for name, (nats, parameters) in found.items():
-    print(f"{name:24s}{nats:8.1f} nats per patch,{parameters:7,d} parameters")
+    print(
+        f"{name:24s}{nats:8.1f} nats per patch,{parameters:7,d} parameters"
+    )
 
 # %%
 # Real patches above, patches drawn from the model below. Draws are exact and independent.
 
 drawn, _ = model.sample(24)
 fig, axes = plt.subplots(4, 12, figsize=(10, 3.5), layout="constrained")
-for axis, patch in zip(axes.flat, [*test[::125][:24], *drawn], strict=True):
-    axis.imshow(patch, cmap="gray", vmin=patch.mean() - 0.25, vmax=patch.mean() + 0.25)
+for axis, patch in zip(
+    axes.flat, [*test[::125][:24], *drawn], strict=True
+):
+    axis.imshow(
+        patch,
+        cmap="gray",
+        vmin=patch.mean() - 0.25,
+        vmax=patch.mean() + 0.25,
+    )
     axis.axis("off")
 plt.show()
 
@@ -91,5 +124,10 @@ for line, pictures in zip(axes, [holes, filled, truth], strict=True):
 plt.show()
 
 error = np.sqrt(np.mean((filled - truth)[~known] ** 2))
-constant = np.sqrt(np.mean((np.nanmean(holes, (1, 2), keepdims=True) - truth)[~known] ** 2))
-print(f"root mean squared error {error:.4f}, with the mean of the known pixels {constant:.4f}")
+constant = np.sqrt(
+    np.mean(
+        (np.nanmean(holes, (1, 2), keepdims=True) - truth)[~known] ** 2
+    )
+)
+print(f"root mean squared error {error:.4f}")
+print(f"with the mean of the known pixels {constant:.4f}")

@@ -18,7 +18,9 @@ alignment, distances = sequences.load_lattice_proteins()
 train, test = alignment.sequences[:1600], alignment.sequences[1600:]
 print(train[0], train[1])
 
-model = SequenceRBM((20, 10), rank=4, n_epochs=300, random_state=0).fit(train)
+model = SequenceRBM((20, 10), rank=4, n_epochs=300, random_state=0).fit(
+    train
+)
 print(f"{model.n_parameters_:,} parameters")
 
 # %%
@@ -33,7 +35,8 @@ sequences.plot_contact_map(scores, distances, threshold=1.1, n_pairs=20)
 plt.show()
 
 precision = sequences.contact_precision(scores, distances, threshold=1.1)
-print(f"{precision[9]:.2f} of the first 10 pairs and {precision[19]:.2f} of the first 20 are contacts")
+for n in (10, 20):
+    print(f"{precision[n - 1]:.2f} of the first {n} pairs are contacts")
 
 # %%
 # Mutations
@@ -51,9 +54,13 @@ plt.show()
 # A hidden unit is a pattern of letters. These are the units with the largest weights, as sequence logos. Letters above
 # the axis switch the unit on, and letters below it switch it off.
 
-weights = sequences.hidden_weights(model).reshape(-1, model.n_sites_, len(model.alphabet_))
+weights = sequences.hidden_weights(model).reshape(
+    -1, model.n_sites_, len(model.alphabet_)
+)
 strongest = np.argsort(-np.linalg.norm(weights, axis=(1, 2)))[:3]
-fig, axes = plt.subplots(3, 1, figsize=(8, 6), layout="constrained", sharex=True)
+fig, axes = plt.subplots(
+    3, 1, figsize=(8, 6), layout="constrained", sharex=True
+)
 for axis, unit in zip(axes, strongest, strict=True):
     sequences.plot_logo(weights[unit], model.alphabet_.letters, ax=axis)
 plt.show()
@@ -68,8 +75,12 @@ new = model.sample(400)
 places = sequences.project(train, test, new)
 fig, axes = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
 sequences.plot_projection(places[1], places[2], ax=axes[0])
-sequences.plot_correlations(*sequences.correlations(train, new), ax=axes[1])
-sequences.plot_correlations(*sequences.correlations(train, test), ax=axes[2])
+sequences.plot_correlations(
+    *sequences.correlations(train, new), ax=axes[1]
+)
+sequences.plot_correlations(
+    *sequences.correlations(train, test), ax=axes[2]
+)
 axes[2].set_ylabel("test")
 plt.show()
 
@@ -82,4 +93,4 @@ accuracy = sequences.adversarial_accuracy(test, new)
 print(f"adversarial accuracy {accuracy.score:.2f}")
 for name, rows in {"new": new, "test": test}.items():
     differing = sequences.nearest_distances(rows, train).mean()
-    print(f"{name} sequences differ from the nearest training sequence in {differing:.1f} sites on average")
+    print(f"{name}: {differing:.1f} sites differ on average")

@@ -20,7 +20,11 @@ from sklearn.preprocessing import StandardScaler
 from mvrbm import MatrixMixture, MVRBMOutlierDetector
 
 random = np.random.default_rng(0)
-channels = [f"{kind} {axis}" for kind in ("acceleration", "rotation") for axis in "xyz"]
+channels = [
+    f"{kind} {axis}"
+    for kind in ("acceleration", "rotation")
+    for axis in "xyz"
+]
 # (cases, channels, time points) = (40, 6, 100)
 recordings, new_recordings, _, _ = load_basic_motions(return_X_y=True)
 
@@ -49,7 +53,9 @@ scaler = StandardScaler().fit(as_rows(train))
 gaussian = LedoitWolf().fit(scaler.transform(as_rows(train)))
 score = gaussian.score(scaler.transform(as_rows(test)))
 nats = {
-    f"MatrixMixture, {model.n_parameters_:,} parameters": model.score(test),
+    f"MatrixMixture, {model.n_parameters_:,} parameters": model.score(
+        test
+    ),
     "Gaussian, 11,475 parameters": score - np.log(scaler.scale_).sum(),
 }
 for name, total in nats.items():
@@ -64,9 +70,12 @@ known = np.ones((6, 25), dtype=bool)
 known[1] = False
 filled = model.inpaint(test, mask=known)
 error = np.sqrt(np.mean((filled - test)[:, 1] ** 2))
-print(f"error {error:.2f}, with the mean of the channel {test[:, 1].std():.2f}")
+spread = test[:, 1].std()
+print(f"error {error:.2f}, with the mean of the channel {spread:.2f}")
 
-fig, axes = plt.subplots(2, 3, figsize=(10, 4.5), layout="constrained", sharex=True)
+fig, axes = plt.subplots(
+    2, 3, figsize=(10, 4.5), layout="constrained", sharex=True
+)
 for axis, case in zip(axes.flat, [10, 25, 45, 85, 125, 150], strict=True):
     copies = np.repeat(test[case : case + 1], 10, 0)
     drawn = model.sample_given(copies, mask=known)
@@ -91,7 +100,9 @@ labels = np.repeat([0, 1], len(test))
 both = np.concatenate([test, faulty])
 distances = gaussian.mahalanobis(scaler.transform(as_rows(both)))
 areas = {
-    "MVRBMOutlierDetector": roc_auc_score(labels, -detector.score_samples(both)),
+    "MVRBMOutlierDetector": roc_auc_score(
+        labels, -detector.score_samples(both)
+    ),
     "Mahalanobis distance": roc_auc_score(labels, distances),
 }
 for name, area in areas.items():

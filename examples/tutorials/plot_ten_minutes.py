@@ -3,8 +3,8 @@ Ten minutes with mvrbm
 ======================
 
 Train a small probabilistic model of pictures and use it for five tasks: sampling, filling in, features, likelihood and
-finding unusual pictures. After ``pip install``, you can run everything on this page. The outputs were printed when the
-page was built.
+finding unusual pictures. After ``pip install '.[demo]'``, which also installs matplotlib, you can run everything on
+this page. The outputs were printed when the page was built.
 
 The model
 ---------
@@ -44,9 +44,11 @@ print(train.shape, test.shape)
 # ``recipe="generative"`` trains the model for sampling and filling in. The default recipe trains it for features, in a
 # tenth of the time. ``random_state`` makes the result reproducible.
 
-model = MVRBM(hidden_shape=(10, 10), rank=4, recipe="generative", random_state=0).fit(train)
+model = MVRBM((10, 10), rank=4, recipe="generative", random_state=0)
+model.fit(train)
 print(model)
-print(f"{model.machine_.n_parameters} parameters; a classic RBM has {64 * 100 + 64 + 100}")
+print(model.machine_.n_parameters, "parameters")
+print(64 * 100 + 64 + 100, "parameters of a classic RBM")
 
 # %%
 # Samples
@@ -56,8 +58,11 @@ print(f"{model.machine_.n_parameters} parameters; a classic RBM has {64 * 100 + 
 
 
 def show(rows, names):
-    _, axes = plt.subplots(len(rows), len(rows[0]), figsize=(8, 0.9 * len(rows)), layout="constrained")
-    for line, pictures, name in zip(np.atleast_2d(axes), rows, names, strict=True):
+    size = (8, 0.9 * len(rows))
+    _, axes = plt.subplots(
+        len(rows), len(rows[0]), figsize=size, layout="constrained"
+    )
+    for line, pictures, name in zip(axes, rows, names, strict=True):
         line[0].set_ylabel(name, rotation=0, ha="right", va="center")
         for axis, picture in zip(line, pictures, strict=True):
             axis.imshow(picture, cmap="gray", vmin=0, vmax=1)
@@ -66,7 +71,8 @@ def show(rows, names):
 
 
 samples = model.sample(24, mean=True)
-show([samples[:12], samples[12:], test[:12]], ["samples", "samples", "data"])
+rows = [samples[:12], samples[12:], test[:12]]
+show(rows, ["samples", "samples", "data"])
 
 # %%
 # Fill in
@@ -76,7 +82,8 @@ show([samples[:12], samples[12:], test[:12]], ["samples", "samples", "data"])
 
 known = np.tile(np.arange(8) < 4, (8, 1))
 filled = model.inpaint(test[:12], known)
-show([np.where(known, test[:12], 0.4), filled, test[:12]], ["known", "filled in", "truth"])
+rows = [np.where(known, test[:12], 0.4), filled, test[:12]]
+show(rows, ["known", "filled in", "truth"])
 
 # %%
 # Alternatively, mark unknown values with NaN and leave out the mask:
@@ -95,10 +102,14 @@ print(np.round(model.inpaint(broken)[0], 1))
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
-rows = digits.data / 16
-features = MVRBM((16, 16), rank=4, visible_shape=(8, 8), n_epochs=40, random_state=0)
-pipeline = make_pipeline(features, LogisticRegression(C=10, max_iter=1000)).fit(rows[:1500], digits.target[:1500])
-print(f"accuracy on test digits: {pipeline.score(rows[1500:], digits.target[1500:]):.3f}")
+rows, labels = digits.data / 16, digits.target
+features = MVRBM(
+    (16, 16), rank=4, visible_shape=(8, 8), n_epochs=40, random_state=0
+)
+linear = LogisticRegression(C=10, max_iter=1000)
+pipeline = make_pipeline(features, linear).fit(rows[:1500], labels[:1500])
+accuracy = pipeline.score(rows[1500:], labels[1500:])
+print(f"accuracy on test digits: {accuracy:.3f}")
 
 # %%
 # Are these features better than pixels? Not for such small pictures, which a linear classifier separates well. For
@@ -107,10 +118,14 @@ print(f"accuracy on test digits: {pipeline.score(rows[1500:], digits.target[1500
 
 from mvrbm import MVRBMClassifier
 
-pixels = LogisticRegression(C=10, max_iter=1000).fit(rows[:1500], digits.target[:1500])
-classifier = MVRBMClassifier(n_epochs=50, random_state=0).fit(digits.images[:1500] / 16, digits.target[:1500])
-print(f"logistic regression on pixels: {pixels.score(rows[1500:], digits.target[1500:]):.3f}")
-print(f"MVRBMClassifier: {classifier.score(digits.images[1500:] / 16, digits.target[1500:]):.3f}")
+images = digits.images / 16
+linear.fit(rows[:1500], labels[:1500])
+classifier = MVRBMClassifier(n_epochs=50, random_state=0)
+classifier.fit(images[:1500], labels[:1500])
+accuracy = linear.score(rows[1500:], labels[1500:])
+print(f"logistic regression on pixels: {accuracy:.3f}")
+accuracy = classifier.score(images[1500:], labels[1500:])
+print(f"MVRBMClassifier: {accuracy:.3f}")
 
 # %%
 # Likelihood and unusual pictures
@@ -120,11 +135,16 @@ print(f"MVRBMClassifier: {classifier.score(digits.images[1500:] / 16, digits.tar
 # its negative log-probability up to a constant, so it ranks pictures.
 
 print("test digits:", model.log_likelihood(test, n_steps=500))
-noise = (np.random.default_rng(0).random(test.shape) < test.mean()).astype(np.float32)
-print(f"free energy: digits {model.free_energy(test).mean():.1f}, noise {model.free_energy(noise).mean():.1f}")
+random = np.random.default_rng(0).random(test.shape)
+noise = (random < test.mean()).astype(np.float32)
+for name, pictures in {"digits": test, "noise": noise}.items():
+    print(
+        f"free energy of {name}: {model.free_energy(pictures).mean():.1f}"
+    )
 
 order = np.argsort(model.free_energy(test))
-show([test[order[:12]], test[order[-12:]]], ["most likely", "least likely"])
+rows = [test[order[:12]], test[order[-12:]]]
+show(rows, ["most likely", "least likely"])
 
 # %%
 # Save and load

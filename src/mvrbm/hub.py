@@ -106,7 +106,9 @@ def save_pretrained(model: Any, folder: str | os.PathLike[str], *, overwrite: bo
     >>> import tempfile
     >>> import mvrbm
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     folder = mvrbm.save_pretrained(mvrbm.models.rbm(6, 3), f"{place}/model", name="Example")
+    ...     folder = mvrbm.save_pretrained(
+    ...         mvrbm.models.rbm(6, 3), f"{place}/model", name="Example"
+    ...     )
     ...     sorted(path.name for path in folder.iterdir())
     ['README.md', 'config.json', 'model.safetensors']
     """

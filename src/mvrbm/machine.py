@@ -63,7 +63,9 @@ class BoltzmannMachine(nn.Module):
     Examples
     --------
     >>> from mvrbm import Bernoulli, BoltzmannMachine, Kronecker
-    >>> machine = BoltzmannMachine(Bernoulli((28, 28)), Bernoulli((25, 25)), Kronecker(rank=1))
+    >>> machine = BoltzmannMachine(
+    ...     Bernoulli((28, 28)), Bernoulli((25, 25)), Kronecker(rank=1)
+    ... )
     >>> machine.n_parameters
     2809
 

@@ -56,7 +56,7 @@ def demo(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train models on 5,000 digits and write a report that shows what they can do.
+    """Train models on 4,000 digits and write a report that shows what they can do.
 
     The command prints the path of the report. It also writes a playground for one of the models to the same folder.
     """

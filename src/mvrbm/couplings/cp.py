@@ -34,7 +34,7 @@ class CP(Coupling):
     --------
     >>> from mvrbm import Bernoulli, BoltzmannMachine, CP
     >>> machine = BoltzmannMachine(Bernoulli((8, 8, 3)), Bernoulli(20), CP(rank=4))
-    >>> sum(parameter.numel() for parameter in machine.links["visible"].parameters())
+    >>> sum(p.numel() for p in machine.links["visible"].parameters())
     156
     """
 

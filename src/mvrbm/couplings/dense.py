@@ -16,8 +16,10 @@ class Dense(Coupling):
     Examples
     --------
     >>> from mvrbm import Bernoulli, BoltzmannMachine, Dense
-    >>> machine = BoltzmannMachine(Bernoulli((28, 28)), Bernoulli((25, 25)), Dense())
-    >>> sum(parameter.numel() for parameter in machine.links["visible"].parameters())
+    >>> machine = BoltzmannMachine(
+    ...     Bernoulli((28, 28)), Bernoulli((25, 25)), Dense()
+    ... )
+    >>> sum(p.numel() for p in machine.links["visible"].parameters())
     490000
 
     References

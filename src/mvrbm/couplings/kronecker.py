@@ -33,8 +33,10 @@ class Kronecker(Chain):
     Examples
     --------
     >>> from mvrbm import Bernoulli, BoltzmannMachine, Kronecker
-    >>> machine = BoltzmannMachine(Bernoulli((28, 28)), Bernoulli((25, 25)), Kronecker(rank=2))
-    >>> sum(parameter.numel() for parameter in machine.links["visible"].parameters())
+    >>> machine = BoltzmannMachine(
+    ...     Bernoulli((28, 28)), Bernoulli((25, 25)), Kronecker(rank=2)
+    ... )
+    >>> sum(p.numel() for p in machine.links["visible"].parameters())
     2800
 
     References

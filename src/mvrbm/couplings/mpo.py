@@ -29,8 +29,10 @@ class MPO(Chain):
     Examples
     --------
     >>> from mvrbm import Bernoulli, BoltzmannMachine, MPO
-    >>> machine = BoltzmannMachine(Bernoulli((8, 8, 3)), Bernoulli((5, 5, 2)), MPO(bond=2))
-    >>> sum(parameter.numel() for parameter in machine.links["visible"].parameters())
+    >>> machine = BoltzmannMachine(
+    ...     Bernoulli((8, 8, 3)), Bernoulli((5, 5, 2)), MPO(bond=2)
+    ... )
+    >>> sum(p.numel() for p in machine.links["visible"].parameters())
     252
     """
 

@@ -37,8 +37,10 @@ class Tucker(Coupling):
     Examples
     --------
     >>> from mvrbm import Bernoulli, BoltzmannMachine, Tucker
-    >>> machine = BoltzmannMachine(Bernoulli((8, 8)), Bernoulli(10), Tucker(rank=2))
-    >>> sum(parameter.numel() for parameter in machine.links["visible"].parameters())
+    >>> machine = BoltzmannMachine(
+    ...     Bernoulli((8, 8)), Bernoulli(10), Tucker(rank=2)
+    ... )
+    >>> sum(p.numel() for p in machine.links["visible"].parameters())
     72
     """
 

@@ -113,9 +113,12 @@ class ClassificationMVRBM(ArrayClassifier):
     --------
     >>> import numpy as np
     >>> from mvrbm import ClassificationMVRBM
-    >>> images = (np.random.default_rng(0).random((40, 8, 8)) < 0.5).astype(np.float32)
+    >>> random = np.random.default_rng(0).random((40, 8, 8))
+    >>> images = (random < 0.5).astype(np.float32)
     >>> labels = np.array(["cat", "dog"] * 20)
-    >>> model = ClassificationMVRBM((6, 6), mode="generative", n_epochs=1, random_state=0).fit(images, labels)
+    >>> model = ClassificationMVRBM(
+    ...     (6, 6), mode="generative", n_epochs=1, random_state=0
+    ... ).fit(images, labels)
     >>> drawn, drawn_labels = model.sample(3, label="dog", steps=10, mean=True)
     >>> drawn.shape, drawn_labels.tolist()
     ((3, 8, 8), ['dog', 'dog', 'dog'])

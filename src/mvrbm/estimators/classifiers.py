@@ -106,7 +106,8 @@ class MVRBMClassifier(FineTunedClassifier):
     >>> from sklearn.datasets import load_digits
     >>> from mvrbm import MVRBMClassifier
     >>> X, y = load_digits().images[:300] / 16, load_digits().target[:300]
-    >>> MVRBMClassifier(n_epochs=20, random_state=0).fit(X[:200], y[:200]).predict(X[200:]).shape
+    >>> model = MVRBMClassifier(n_epochs=20, random_state=0)
+    >>> model.fit(X[:200], y[:200]).predict(X[200:]).shape
     (100,)
     """
 
@@ -163,7 +164,8 @@ class DeepMVRBMClassifier(FineTunedClassifier):
     >>> import numpy as np
     >>> from mvrbm import DeepMVRBMClassifier
     >>> X, y = np.random.default_rng(0).random((40, 8, 8)), np.arange(40) % 2
-    >>> DeepMVRBMClassifier(((4, 4), (3, 3)), n_epochs=1, random_state=0).fit(X, y).predict_proba(X).shape
+    >>> model = DeepMVRBMClassifier(((4, 4), (3, 3)), n_epochs=1)
+    >>> model.fit(X, y).predict_proba(X).shape
     (40, 2)
     """
 

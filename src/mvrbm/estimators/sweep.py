@@ -78,7 +78,8 @@ class Sweep:
     >>> import numpy as np
     >>> from mvrbm import MVRBM, Sweep
     >>> X = (np.random.default_rng(0).random((200, 6, 6)) < 0.3).astype(np.float32)
-    >>> sweep = Sweep(MVRBM((4, 4), n_epochs=2), {"rank": [1, 2], "random_state": [0, 1]}).fit(X)
+    >>> settings = {"rank": [1, 2], "random_state": [0, 1]}
+    >>> sweep = Sweep(MVRBM((4, 4), n_epochs=2), settings).fit(X)
     >>> len(sweep.candidates_)
     4
     """

@@ -59,7 +59,8 @@ class RandomSource:
     >>> import torch
     >>> from mvrbm import RandomSource
     >>> like = torch.empty(0)
-    >>> few, many = RandomSource(7).uniform((3, 2), like), RandomSource(7).uniform((9, 2), like)
+    >>> few = RandomSource(7).uniform((3, 2), like)
+    >>> many = RandomSource(7).uniform((9, 2), like)
     >>> torch.equal(few, many[:3])
     True
     """

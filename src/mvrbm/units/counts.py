@@ -24,8 +24,8 @@ class Counts(Unit):
 
     Each document length defines a separate model with its own :math:`\log Z`. All lengths share the same parameters.
     Gibbs steps preserve the length of each document, so Gibbs sampling, conditional distributions and contrastive
-    divergence do not require `length`. Computations that do not start from a document do require it: :meth:`sample`,
-    :meth:`log_normalizer`, likelihoods and annealing.
+    divergence do not require `length`. Computations that do not start from a document do require it:
+    :meth:`~mvrbm.Unit.sample`, :meth:`~mvrbm.Unit.log_normalizer`, likelihoods and annealing.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ class Gaussian(Unit):
         Whether to learn the log-variances. If True, each entry has its own log-variance. If ``"axes"``, each
         log-variance is a sum of one parameter per axis, such as one for the row and one for the column of the entry. If
         ``"one"``, all entries share one log-variance. If False, each entry has a fixed log-variance, which is 0 unless
-        :meth:`initialize_from` sets it from the data.
+        :meth:`~mvrbm.Unit.initialize_from` sets it from the data.
 
     Examples
     --------

@@ -17,7 +17,7 @@ class Rectified(Unit):
     improve restricted Boltzmann machines", ICML (2010). Each entry approximates the number of active units among
     infinitely many binary copies with the same weights and with biases :math:`b - \tfrac12, b - \tfrac32, \dots`
 
-    :meth:`mean` is the exact mean of :meth:`sample`. With :math:`s^2 = \sigma(t)`, the mean is
+    :meth:`~mvrbm.Unit.mean` is the exact mean of :meth:`~mvrbm.Unit.sample`. With :math:`s^2 = \sigma(t)`, the mean is
 
     .. math:: \mathrm{E}[x \mid f] = t\, \Phi(t / s) + s\, \varphi(t / s),
 

@@ -194,8 +194,12 @@ def denoise(
     >>> import numpy as np
     >>> from mvrbm import Bernoulli, BoltzmannMachine, Kronecker
     >>> from mvrbm.vision import add_noise, denoise
-    >>> machine = BoltzmannMachine(Bernoulli((4, 4)), Bernoulli((3, 3)), Kronecker())
-    >>> noisy = add_noise(np.full((2, 8, 8), 128, np.uint8), "salt-and-pepper", 0.2, seed=0)
+    >>> machine = BoltzmannMachine(
+    ...     Bernoulli((4, 4)), Bernoulli((3, 3)), Kronecker()
+    ... )
+    >>> noisy = add_noise(
+    ...     np.full((2, 8, 8), 128, np.uint8), "salt-and-pepper", 0.2, seed=0
+    ... )
     >>> denoise(machine, noisy, level=0.2).shape
     (2, 8, 8)
     """

@@ -149,7 +149,13 @@ class SuperResolver(StageEstimator):
     >>> import numpy as np
     >>> from mvrbm.vision import SuperResolver, TrainingStep
     >>> image = np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)
-    >>> model = SuperResolver(patch=4, hidden_shape=(2, 2), rank=1, steps=[TrainingStep(n_samples=8)], device="cpu")
+    >>> model = SuperResolver(
+    ...     patch=4,
+    ...     hidden_shape=(2, 2),
+    ...     rank=1,
+    ...     steps=[TrainingStep(n_samples=8)],
+    ...     device="cpu",
+    ... )
     >>> model.fit([image]).upscale(image).shape
     (80, 80)
     """
