@@ -71,6 +71,7 @@ class Case(NamedTuple):
     data: dict[str, torch.Tensor] = {"visible": gray(SAMPLES, 6, 5)}  # noqa: RUF012
     trainer: dict[str, Any] = {}  # noqa: RUF012
     fit: dict[str, Any] = {}  # noqa: RUF012
+    weights: Any = None
 
 
 def bits():
@@ -103,6 +104,7 @@ CASES = {
     "missing entries, PCD, centered": Case(
         bits, dataclasses.replace(FULL, negative=PCD(7)), GAPS, fit={"nan_is_missing": True}
     ),
+    "weights": Case(bits, dataclasses.replace(FULL, negative=PCD(7)), weights=np.arange(SAMPLES) % 5),
     "autograd": Case(bits, FULL, trainer={"backend": "reference"}),
     "CP, centered": Case(lambda: BoltzmannMachine(Bernoulli((6, 5)), Bernoulli(7), CP(3)), FULL),
     "labels": Case(
@@ -118,6 +120,7 @@ def train_case(name, world):
     case = CASES[name]
     machine = case.machine().double()
     trainer = Trainer(machine, case.recipe, seed=3, world=world, **case.trainer)
+    trainer.sample_weight = case.weights
     trainer.fit(case.data, N_EPOCHS, **case.fit)
     assert trainer.update == N_UPDATES
     return {f"{name}/{key}": value for key, value in machine.state_dict().items()}

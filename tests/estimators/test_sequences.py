@@ -89,21 +89,21 @@ def test_scores_are_log_probabilities(model, probabilities):
     log_z = float(log_partition(model.machine_))
     np.testing.assert_allclose(model.score_samples(EVERY) - log_z, expected, atol=1e-5)
     interval = model.log_partition(n_chains=200, n_steps=200)
-    assert interval.lower - 0.05 < log_z < interval.upper + 0.05
-    np.testing.assert_allclose(model.score_samples(EVERY, normalized=True), expected, atol=0.1)
+    assert interval.lower - 0.02 < log_z < interval.upper + 0.02
+    np.testing.assert_allclose(model.score_samples(EVERY, normalized=True), expected, atol=0.02)
 
 
 @pytest.mark.parametrize("pattern", ["?AB?", "A???", "???C", "????"])
 def test_scores_of_incomplete_sequences_sum_over_the_unknown_letters(monkeypatch, model, probabilities, pattern):
     matching = [p for one, p in probabilities.items() if all(b in ("?", a) for a, b in zip(one, pattern, strict=True))]
     expected = math.log(sum(matching)) + float(log_partition(model.machine_))
-    tolerance = 1e-5 if set(pattern) > {"?"} else 0.1
+    tolerance = 1e-5 if set(pattern) > {"?"} else 0.02
     complete = model.score_samples(["ABCA"])
     found = model.score_samples([pattern, "ABCA"])
     assert found[0] == pytest.approx(expected, abs=tolerance)
     np.testing.assert_array_equal(found[1:], complete)
     monkeypatch.setattr("mvrbm.estimators.sequences._MOST_BITS", -1)  # estimated instead
-    assert model.score_samples([pattern])[0] == pytest.approx(expected, abs=0.1)
+    assert model.score_samples([pattern])[0] == pytest.approx(expected, abs=0.02)
 
 
 def test_pseudo_likelihood_is_the_sum_of_conditional_log_probabilities(model, probabilities):
@@ -130,8 +130,8 @@ def test_samples_have_the_conditional_distribution(model, probabilities, fixed, 
     weights /= weights.sum()
     counts = np.array([drawn.count(one) for one in allowed])
     distance = np.abs(counts / n - weights).sum() / 2
-    # The expected distance of n independent draws is at most the sum of standard deviations / 2.
-    assert distance < 2 * np.sqrt(weights * (1 - weights) / n).sum() / 2 + 0.02
+    # The expected distance of n independent draws is at most the sum of the standard deviations divided by 2.
+    assert distance < np.sqrt(weights * (1 - weights) / n).sum() / 2 + 0.02
 
 
 def test_samples_of_every_kind(model):
@@ -148,23 +148,25 @@ def test_samples_of_every_kind(model):
 
 def test_completed_sequences_have_the_most_probable_letter(model, probabilities):
     for pattern in ("?BCA", "AB?C"):
-        choices = [pattern.replace("?", letter) for letter in LETTERS]
-        best = max(choices, key=probabilities.get)
-        assert model.complete([pattern, "ABCA"], steps=4000) == [best, "ABCA"]
+        shares = {one: probabilities[one] for one in (pattern.replace("?", letter) for letter in LETTERS)}
+        found, unchanged = model.complete([pattern, "ABCA"], steps=4000)
+        assert shares[found] > max(shares.values()) - 0.1 * sum(shares.values())  # two letters may be equally probable
+        assert unchanged == "ABCA"
 
 
 def test_chains_that_remember_their_states_are_reported(model):
-    stuck = SequenceRBM((2, 2), **SETTINGS).fit(family())
+    """Chains of a machine whose hidden units copy the letters are stuck."""
+    stuck = SequenceRBM((SITES, 3), **{**SETTINGS, "rank": 1}).fit(family())
     with torch.no_grad():
-        for factor in stuck.machine_.links["visible"].parameters():
-            factor.mul_(30)
-        stuck.machine_.hidden.bias.copy_(-0.5 * stuck.machine_.links["visible"].dense().sum((2, 3)) * 4 / 3)
+        for factor, scale in zip(stuck.machine_.links["visible"].parameters(), (16.0, 1.0), strict=True):
+            factor.copy_(scale * torch.eye(factor.shape[-1])[None])
+        stuck.machine_.hidden.bias.fill_(-8.0)
     with pytest.warns(MixingWarning, match=r"the chains remember \d+% of their states after 20 Gibbs steps"):
-        stuck.sample(200, steps=40, init="noise")
-    assert stuck.memory_ > 0.1
-    model.sample(200, steps=40)
+        stuck.sample(2000, steps=40, init="noise")
+    assert stuck.memory_ > 0.9
+    model.sample(2000, steps=40)
     assert abs(model.memory_) < 0.1
-    assert model.check_mixing(family(), steps=64).mixed
+    assert model.check_mixing(family(2000), n_chains=2000, steps=64).mixed
 
 
 def test_fasta_files(model, tmp_path):
