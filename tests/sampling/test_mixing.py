@@ -34,9 +34,8 @@ def test_memory_is_its_definition(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("steps", [1, 3])
-def test_memory_of_chains_is_that_of_exact_transitions(steps):
-    """The chains start from the exact distribution. The test fails by chance in fewer than one of 10,000 runs."""
+def exact_chains(n):
+    """A machine, n states from its exact distribution, and a function of the lag: exact memory and its error."""
     machine = randomize(BoltzmannMachine(Categorical((2, 3)), Bernoulli(2), Dense()), generator("exact"), 2.0)
     states = every_visible_state(machine)["visible"].flatten(1).numpy()
     W, b = machine.links["visible"].weight.numpy(), machine.visible["visible"].bias.numpy().ravel()
@@ -45,16 +44,39 @@ def test_memory_of_chains_is_that_of_exact_transitions(steps):
     joint /= joint.sum()
     p = joint.sum(1)
     step = (joint / p[:, None]) @ (joint / joint.sum(0)).T  # transition probabilities
-    pairs = p[:, None] * np.linalg.matrix_power(step, steps)
     overlap = states @ states.T / 2
-    same, other = (pairs * overlap).sum(), p @ overlap @ p
-    n = 20_000
-    spread = math.sqrt(((pairs * overlap**2).sum() - same**2) / n)
+    other = p @ overlap @ p
+
+    def memory(lag):
+        pairs = p[:, None] * np.linalg.matrix_power(step, lag)
+        same = (pairs * overlap).sum()
+        error = math.sqrt(((pairs * overlap**2).sum() - same**2) / n)
+        return (same - other) / (1 - other), error / (1 - other)
+
     start = torch.from_numpy(states[generator("start").choice(len(p), n, p=p)]).reshape(n, 2, 3)
+    return machine, start, memory
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("steps", [1, 3])
+def test_memory_of_chains_is_that_of_exact_transitions(steps):
+    """Fails by chance in fewer than one of 10,000 runs."""
+    machine, start, memory = exact_chains(20_000)
     later = gibbs(machine, start, steps, RandomSource(1)).visible
-    found = chain_memory(machine, {"visible": start}, later)
-    assert (same - other) / (1 - other) > 0.1  # the chains do remember
-    assert abs(found - (same - other) / (1 - other)) < 5 * spread / (1 - other)
+    expected, error = memory(steps)
+    assert expected > 0.1  # the chains do remember
+    assert abs(chain_memory(machine, {"visible": start}, later) - expected) < 5 * error
+
+
+def test_memory_is_measured_over_half_of_the_steps():
+    """Fails by chance in fewer than one of 10,000 runs."""
+    machine, start, memory = exact_chains(20_000)
+    found = check_mixing(machine, start, n_chains=len(start), steps=8, rng=RandomSource(1))
+    assert found.lags == [1, 2, 4]
+    for lag, value in zip(found.lags, found.memory["data"], strict=True):
+        expected, error = memory(lag)
+        assert abs(value - expected) < 5 * error
+    assert memory(1)[0] - memory(2)[0] > 20 * memory(2)[1]  # another lag would be found out
 
 
 def test_chains_that_do_not_move_remember_everything():
