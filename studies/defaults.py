@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import string
 import time
 import warnings
@@ -48,6 +49,12 @@ TIMES = (1, 2, 4, 8)
 _SEEDS = {"epochs": 3, "layers": 5, "classes": 1}
 _N_DOCUMENTS = 2000
 _N_SAMPLES = 2000
+# Numbers of `_measure_classes` in the table, and their titles.
+_CLASSES = {
+    "p_value": "p of these frequencies",
+    "agreement_with_posterior": "read by the model",
+    "agreement_with_logistic_regression": "read by logistic regression",
+}
 
 
 # -- data -------------------------------------------------------------------------------------------
@@ -235,11 +242,10 @@ def _measure_classes(settings: Mapping[str, Any], place: Place) -> Outcome:
 def plan() -> list[Run]:
     """Return all runs: one per estimator, multiple of epochs and seed, one per pair of layers and seed, and so on."""
     found = []
-    for number, name in enumerate(MODELS):
-        for times in TIMES:
-            for seed in range(_SEEDS["epochs"]):
-                settings = {"model": name, "times": times, "seed": seed}
-                found.append(Run(f"epochs-{number}-{times}-{seed}", "epochs", _measure_epochs, settings))
+    for seed, times in itertools.product(range(_SEEDS["epochs"]), TIMES):
+        for number, name in enumerate(MODELS):
+            settings = {"model": name, "times": times, "seed": seed}
+            found.append(Run(f"epochs-{number}-{times}-{seed}", "epochs", _measure_epochs, settings))
     for number, name in enumerate(LAYERS):
         for seed in range(_SEEDS["layers"]):
             settings = {"layers": name, "seed": seed}
@@ -266,38 +272,38 @@ def _with_spread(values: Array) -> str:
     return f"{values.mean():.3f} ± {values.std(ddof=1) if len(values) > 1 else 0:.3f}" if len(values) else "–"
 
 
-def _tables(rows: Mapping[str, list[dict[str, Any]]]) -> str:
-    """Return the tables of all parts. A score that is worse than the default's by more than its spread is marked."""
-    lines = []
+def _tables(rows: Mapping[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Return header and rows of the table of each part.
+
+    A mean score is marked if it is worse than that of the default epochs by more than their standard deviation.
+    """
+    of_epochs = []
     for name, (_, epochs, score) in MODELS.items():
-        values = [_collected(rows["epochs"], "score", model=name, times=times) for times in TIMES]
-        cells = []
-        for found in values:
-            worse = len(found) > 1 and len(values[0]) > 1 and found.mean() < values[0].mean() - values[0].std(ddof=1)
+        default, *more = (_collected(rows["epochs"], "score", model=name, times=times) for times in TIMES)
+        cells = [_with_spread(default)]
+        for found in more:
+            worse = min(len(found), len(default)) > 1 and found.mean() < default.mean() - default.std(ddof=1)
             cells.append(_with_spread(found) + (" (worse)" if worse else ""))
-        lines.append([name, score, str(epochs), *cells])
-    header = ["estimator", "score", "default epochs", *(f"x {times}" for times in TIMES)]
-    kinds = ("one", "both", "one, logistic regression", "both, logistic regression")
+        of_epochs.append([name, score, str(epochs), *cells])
+    kinds = {"one": "image", "both": "both layers"}
+    kinds |= {f"{key}, logistic regression": f"{name}, logistic regression" for key, name in kinds.items()}
     of_layers = [
         [name, *(_with_spread(_collected(rows["layers"], kind, layers=name)) for kind in kinds)] for name in LAYERS
     ]
     of_classes = [
-        [row["model"], f"{min(row['counts'])} to {max(row['counts'])}", f"{row['p_value']:.2f}",
-         f"{row['agreement_with_posterior']:.2f}", f"{row['agreement_with_logistic_regression']:.2f}"]
+        [row["model"], f"{min(row['counts'])} to {max(row['counts'])}", *(f"{row[key]:.2f}" for key in _CLASSES)]
         for row in rows["classes"]
-    ]  # fmt: skip
-    return "\n\n".join(
-        [
-            markdown_table(header, lines),
-            markdown_table(["layers", *kinds], of_layers),
-            markdown_table(["model", "samples per letter", "p", "posterior", "logistic regression"], of_classes),
-        ]
-    )
+    ]
+    return {
+        "epochs": {"header": ["estimator", "score", "epochs", *(f"x {k}" for k in TIMES)], "rows": of_epochs},
+        "layers": {"header": ["accuracy", *kinds.values()], "rows": of_layers},
+        "classes": {"header": ["model", "samples per letter", *_CLASSES.values()], "rows": of_classes},
+    }
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
     add_parts(parser, PARTS)
-    add_study_options(parser, "defaults", "--data-dir", "--only")
+    add_study_options(parser, "defaults", "--data-dir", "--only", "--budget")
 
 
 def _run(options: Options) -> tuple[Mapping[str, Any], str]:
@@ -306,12 +312,13 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
         store = Store.within(options.work)
         wanted = [run for run in plan() if run.group in (options.parts or PARTS)]
         wanted = [run for run in wanted if options.only is None or options.only in run.name]
-        summary = run_plan(wanted, Place(store, "cpu", options.data_dir, options.work))
+        summary = run_plan(wanted, Place(store, "cpu", options.data_dir, options.work), budget=options.budget)
         summary.raise_failures()
         options.out.mkdir(parents=True, exist_ok=True)
-        write_json(path, _rows(store))
+        rows = _rows(store)
+        write_json(path, {"runs": rows, "tables": _tables(rows)})
     found = read_results(path)
-    return found, _tables(found)
+    return found, "\n\n".join(markdown_table(table["header"], table["rows"]) for table in found["tables"].values())
 
 
 COMMANDS = {

@@ -51,7 +51,10 @@ class MMVRBM(ArrayRBM):
     an array of one-hot rows. Such a modality becomes a categorical layer with a ``Dense`` coupling, and `sample` can
     then generate samples with a given label.
 
-    `predict` predicts missing modalities from the given modalities, and `inpaint` fills in unknown entries.
+    `predict` predicts missing modalities from the given modalities, and `inpaint` fills in unknown entries. The model
+    learns the joint distribution of all modalities. If you only need to predict one label, a discriminative classifier
+    such as :class:`~mvrbm.MVRBMClassifier` is more accurate.
+
     `components_`, `intercept_visible_` and the result of `components` are dicts keyed by modality.
 
     Parameters
