@@ -85,7 +85,7 @@ def test_a_gaussian_layer_does_not_limit_the_rate_of_other_layers():
     trainer = Trainer(machine, recipe, seed=0)
     trainer.prepare(data, initialize=True)
     image, vector = data["image"], data["vector"]
-    power = float((image**2).mean(0).sum() + (vector.var(0, correction=0) / machine.layers["vector"].scale**2).sum())
+    power = float((image**2).mean(0).sum() + (vector.var(0, correction=0) / machine.layers["vector"].scale ** 2).sum())
     expected = {"image": 0.6 / (power / 4 + 9 / 16), "vector": 1 / (power / 4 + 9)}
     assert trainer.state.learning_rate == pytest.approx(expected["image"], rel=1e-5)
     assert trainer.state.relative_rates == {"vector": pytest.approx(expected["vector"] / expected["image"], rel=1e-5)}

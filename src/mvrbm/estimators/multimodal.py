@@ -182,7 +182,7 @@ class MMVRBM(ArrayRBM):
         counts = dict(self.class_count_)
         for name in self._labels:
             one_hot = data[name] if known is None else np.where(known[name], data[name], 0)
-            counts[name] = counts.get(name, 0) + np.sum(one_hot, 0, dtype=np.float64)
+            counts[name] = np.asarray(counts.get(name, 0) + np.sum(one_hot, 0, dtype=np.float64))
         self.class_count_ = counts
         if self._labels and known is None and not trainer.interrupted:
             name = self._labels[0]

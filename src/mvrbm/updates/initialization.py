@@ -157,10 +157,10 @@ def safe_rates(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
     learning rate is safe if it is at most about the inverse of the sum of these two bounds.
 
     Units with bounded statistics tolerate much larger learning rates than Gaussian units. If all couplings had the
-    learning rate of a Gaussian layer, the other layers would hardly learn. Large rates begin with oscillations, in which
-    all hidden units are on at the same time. Bounded layers recover from them, but Gaussian layers amplify them. In
-    machines with both, the bound for Gaussian layers therefore contains :math:`K` instead of :math:`v_h K`, and bounded
-    layers learn at half their rate.
+    learning rate of a Gaussian layer, the other layers would hardly learn. Large rates begin with oscillations, in
+    which all hidden units are on at the same time. Bounded layers recover from them, but Gaussian layers amplify them.
+    In machines with both, the bound for Gaussian layers therefore contains :math:`K` instead of :math:`v_h K`, and
+    bounded layers learn at half their rate.
     """
     hidden, power = machine.hidden, _power(machine, moments, offsets(machine, recipe, moments), most=recipe.normalized)
     if power < _LEAST_POWER:
