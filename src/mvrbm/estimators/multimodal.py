@@ -288,7 +288,7 @@ class MMVRBM(ArrayRBM):
         check_is_fitted(self)
         if label is None and self.class_count_ and mask is None and (init is None or isinstance(init, str)):
             name, counts = next(iter(self.class_count_.items()))
-            codes = draw_codes(counts, whole_number(1 if n is None else n, "n"), self._rng())
+            codes = draw_codes(counts, whole_number(1 if n is None else n, "n"), self._rng().split(1)[0])
             label = {name: self._classes(name)[codes.numpy()]}
         if label is None:
             drawn = super().sample(1 if n is None else n, steps=steps, init=init, mask=mask, mean=mean)
