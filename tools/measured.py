@@ -414,6 +414,15 @@ def _without_arguments() -> Table:
     return Table(header, rows, "results/deep/defaults.json", "python -m studies deep defaults")
 
 
+# -- default settings -------------------------------------------------------------------------------
+
+
+def _of_defaults(part: str) -> Table:
+    source = "results/defaults/results.json"
+    found = read(source)["tables"][part]
+    return Table(found["header"], found["rows"], source, f"python -m studies defaults {part}")
+
+
 # -- learning ---------------------------------------------------------------------------------------
 
 
@@ -679,6 +688,9 @@ TABLES: dict[str, Callable[[], Table]] = {
     "defaults": lambda: _learning("defaults", _DEFAULTS),
     "grid": lambda: _learning("grid", _GRID, "{:.2g}"),
     "paper-recipe": lambda: _learning("paper", _PAPER),
+    "more-epochs": lambda: _of_defaults("epochs"),
+    "layers": lambda: _of_defaults("layers"),
+    "classes": lambda: _of_defaults("classes"),
     "negative": _negative,
     "hyperparameters": _hyperparameters,
     "indian-pines": _pines,
