@@ -25,6 +25,7 @@ Tasks = Mapping[str, Mapping[str, float | None]]
 #: returns the runs, and `table(store, plan)`, which returns their results.
 APPLICATIONS = {
     "imputation": ("Root mean squared error of missing entries; lower is better.", min),
+    "subsets": ("Root mean squared error of missing entries of small parts of data sets; lower is better.", min),
     "filling": ("Mean squared error of missing pixels of test images; lower is better.", min),
     "outliers": ("Area under the ROC curve, mean over classes; higher is better.", max),
     "topics": ("Perplexity of the unseen halves of documents; lower is better.", min),
