@@ -1,7 +1,7 @@
 """Imputation of small parts of data sets, with the CPU time of each tool and the coverage of our standard deviations.
 
-The tools are those of `imputation`, linear interpolation along the last axis, and the linear part of our imputer. Tables
-are standardized by column. Pictures and series of `_OTHERS` took no part in the design of the first imputer.
+The tools are those of `imputation`, linear interpolation along the last axis, and the linear part of our imputer.
+Columns of tables are standardized.
 """
 
 from __future__ import annotations

@@ -218,17 +218,19 @@ def test_columns_without_values_are_dropped_or_zero():
     assert (kept[:, 2] == 0).all()
 
 
+@pytest.mark.fixed_seed  # the choice of the model depends on the data
+@pytest.mark.slow
 @pytest.mark.parametrize("correction", ["none", "rectified"])
-@pytest.mark.parametrize("walks", [False, True])
-def test_loaded_imputers_fill_in_the_same(correction, walks, tmp_path):
+@pytest.mark.parametrize("correlated", [False, True])
+def test_loaded_imputers_fill_in_the_same(correction, correlated, tmp_path):
     x = np.random.default_rng(0).normal(size=(50, 2, 40)).astype(np.float32)
-    x = x.cumsum(2) if walks else x
+    x = x.cumsum(2) if correlated else x
     x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
     imputer = MVRBMImputer(correction, n_epochs=2, random_state=0).fit(x)
     again = mvrbm.load(imputer.save(tmp_path / "model"), device="cpu")
     np.testing.assert_allclose(again.transform(x), imputer.transform(x), atol=1e-5)
     np.testing.assert_allclose(again.standard_deviation(x), imputer.standard_deviation(x), atol=1e-5)
-    assert (imputer._predictor.linear.residuals is not None) == walks
+    assert (imputer._predictor.linear.residuals is not None) == correlated
     assert (again.n_factors_, again.errors_) == (imputer.n_factors_, imputer.errors_)
 
 
