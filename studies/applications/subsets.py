@@ -36,7 +36,8 @@ def _table(name: str) -> Callable[[str | None], Array]:
         from sklearn import datasets
 
         x: Array = getattr(datasets, f"load_{name}")().data
-        return (x - x.mean(0)) / x.std(0)
+        scaled: Array = (x - x.mean(0)) / x.std(0)
+        return scaled
 
     return load
 
