@@ -30,6 +30,7 @@ def _nearest_to_wanted(shares: Iterable[float], default: float | None) -> float 
 #: returns the runs, and `table(store, plan)`, which returns their results.
 APPLICATIONS = {
     "imputation": ("Root mean squared error of missing entries; lower is better.", min),
+    "subsets": ("Root mean squared error of missing entries of small parts of data sets; lower is better.", min),
     "filling": ("Mean squared error of missing pixels of test images; lower is better.", min),
     "outliers": ("Area under the ROC curve, mean over tasks; higher is better.", max),
     "alarms": ("Share of new normal samples that are reported as outliers; 0.02 is wanted.", _nearest_to_wanted),
