@@ -1,4 +1,7 @@
-"""Digits as a person draws them with a mouse: strokes of three handwritings, written down before they were first read."""
+"""Strokes of digits in three handwritings, as a person draws them with a mouse.
+
+They were written down before a model read them for the first time, and not changed since.
+"""
 
 # Strokes of the digits 0 to 9. A stroke lists the points (x, y) that the mouse passes, on a sheet of 10 by 14.
 UPRIGHT = {

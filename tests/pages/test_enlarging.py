@@ -97,7 +97,7 @@ def test_photographs_are_enlarged_as_by_python(visit, enlarger, tmp_path, kind, 
 def test_the_example_can_be_stopped_compared_and_saved(visit, enlarger):
     page = visit(enlarger).page
     page.get_by_label("× 4", exact=True).check()
-    page.get_by_role("button", name="Use the example").click()
+    page.get_by_role("button", name="Example").click()
     page.get_by_role("button", name="Stop").click()
     assert page.locator("#status").inner_text() == "Stopped."
     assert page.get_by_role("button", name="Save the result").is_disabled()
@@ -139,6 +139,6 @@ def test_a_file_that_is_no_image_is_named(visit, enlarger, tmp_path):
 @pytest.mark.parametrize(("width", "scheme"), [*itertools.product([390, 1280], ["light", "dark"])])
 def test_the_page_fits_the_screen_in_light_and_dark(visit, enlarger, width, scheme):
     visited = visit(enlarger, width=width, scheme=scheme)
-    visited.page.get_by_role("button", name="Use the example").click()
+    visited.page.get_by_role("button", name="Example").click()
     result_of(visited.page)
     visited.check_looks(scheme)

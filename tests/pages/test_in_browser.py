@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import mvrbm.pages.demo
+from handwriting import HANDWRITINGS, strokes
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker
 from mvrbm.couplings import Tucker
-from mvrbm.pages import write_playground
-from handwriting import HANDWRITINGS, strokes
+from mvrbm.pages import write_enlarging_page, write_playground
 from tables import generator, randomize
 
 pytestmark = pytest.mark.browser
@@ -331,6 +331,35 @@ def test_runs_steps_and_pauses(visit, digits):
     assert page.evaluate("energies.length") == 1
 
 
+@pytest.mark.parametrize("name", ["playground", "enlarge"])
+def test_a_framed_page_takes_the_theme_and_the_room_of_the_page_around_it(visit, digits, tmp_path, name):
+    if name == "playground":
+        (tmp_path / "page.html").write_text(digits.read_text(encoding="utf-8"), encoding="utf-8")
+    else:
+        write_enlarging_page(tmp_path / "page.html", scales=[2])
+    script = (Path(__file__).parents[2] / "docs" / "_static" / "live.js").read_text(encoding="utf-8")
+    frame = '<iframe class="live" src="page.html" style="width: 100%; height: 20rem; border: 1px solid"></iframe>'
+    around = f'<!doctype html><html data-theme="dark"><link rel="icon" href="data:,">{frame}<script>{script}</script>'
+    (tmp_path / "around.html").write_text(around, encoding="utf-8")
+    page = visit(tmp_path / "around.html", width=390, scheme="light").page
+    inside = page.frames[1]
+    inside.wait_for_function("getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 28)'")
+    page.evaluate("document.documentElement.dataset.theme = 'light'")
+    inside.wait_for_function("getComputedStyle(document.body).backgroundColor === 'rgb(243, 245, 248)'")
+    page.emulate_media(color_scheme="dark")  # the page around it decides
+    page.wait_for_timeout(200)
+    assert inside.evaluate("document.documentElement.dataset.theme") == "light"
+    # Neither way is there anything to scroll inside, also after the content has changed.
+    if name == "playground":
+        inside.locator("summary", has_text="Sampling and settings").click()
+        page.wait_for_timeout(200)
+    overflow = (
+        "[document.documentElement.scrollHeight - innerHeight, document.documentElement.scrollWidth - innerWidth]"
+    )
+    assert max(inside.evaluate(overflow)) <= 0
+    assert inside.evaluate("innerHeight") > 400
+
+
 def test_a_finger_draws_instead_of_scrolling(visit, digits):
     page = visit(digits, width=390, has_touch=True).page
     x, y = center_of(page, 10, 10)
@@ -399,5 +428,4 @@ def test_the_documentation_shows_models_that_run(visit, unavailable):
     assert frame.locator("#energy").inner_text().startswith("−")
     page.locator("iframe#live-enlarge").scroll_into_view_if_needed()
     frame = page.frame_locator("iframe#live-enlarge")
-    frame.get_by_role("button", name="Use the example").click()
     frame.locator("#status", has_text="192 × 192 pixels in").wait_for()

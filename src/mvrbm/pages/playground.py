@@ -72,7 +72,7 @@ def _template_values(model: Any, title: str) -> dict[str, Any]:
     chains = getattr(model, "chains_", {})
     rows, columns = visible.shape
     hidden_shape = " × ".join(map(str, hidden.shape))
-    described = {
+    described: dict[str, Any] = {
         "visible": {**_describe(visible, machine.links[picture]), "range": _gray_range(visible, chains.get(picture))},
         "hidden": _describe(hidden),
         "label": None,

@@ -14,13 +14,15 @@
   system.addEventListener("change", followSystem);
   if (window.self !== window.top) {
     root.classList.add("framed");
+    const send = (message) => window.parent.postMessage(message, "*");
+    const sendHeight = () => send({ height: Math.ceil(root.getBoundingClientRect().height) });
     window.addEventListener("message", ({ data, source }) => {
       if (source !== window.parent || !["light", "dark"].includes(data.theme)) return;
       system.removeEventListener("change", followSystem);
       setTheme(data.theme);
+      sendHeight();
     });
-    new ResizeObserver(() => {
-      window.parent.postMessage({ height: Math.ceil(root.getBoundingClientRect().height) }, "*");
-    }).observe(root);
+    new ResizeObserver(sendHeight).observe(root);
+    send({ ready: true });
   }
 }
