@@ -81,15 +81,19 @@ function show({ width, height, better, bicubic }) {
   setZoom();
 }
 
-// Shows the photograph and all enlargements at the same zoom, so that their size relations are true. The zoom is the
-// largest at which the photograph and its largest enlargement fit side by side, and at least one.
+// Shows the photograph and all enlargements at the same zoom, so that their size relations are true. If possible, the
+// zoom is a whole number at which the photograph and its largest enlargement fit side by side. On a narrow page, images
+// shrink a little, rather than scroll.
 function setZoom() {
   if (!picture) return;
-  const largest = Math.max(...models.map((each) => each.scale));
-  const zoom = Math.max(1, Math.floor((byId("result").clientWidth - 32) / (picture.width * (1 + largest))));
+  const room = byId("result").clientWidth - 2;
+  const largest = picture.width * Math.max(...models.map((each) => each.scale));
+  const shrunk = room < largest && room > 0.75 * largest;
+  const zoom = shrunk ? room / largest : Math.max(1, Math.floor((room - 32) / (picture.width + largest)));
   byId("original").style.width = `${picture.width * zoom}px`;
   byId("compare").style.width = `${byId("after").width * zoom}px`;
-  byId("zoom").textContent = `Both images are shown with ${zoom === 1 ? "one screen pixel" : `${zoom} × ${zoom} screen pixels`} per pixel.`;
+  byId("result").style.setProperty("--rendering", shrunk ? "auto" : "pixelated");
+  byId("zoom").textContent = `Both images are shown at ${Math.round(100 * zoom)}% of their size.`;
 }
 
 function compareAt(percent) {
