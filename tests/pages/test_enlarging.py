@@ -142,8 +142,7 @@ def test_jpeg_artifacts_stay_and_the_page_says_so(visit, enlarger, tmp_path, kin
     assert ("JPEG artifacts" in page.locator("#status").inner_text()) == (kind == "jpeg")
     with Image.open(tmp_path / f"photo.{kind}") as file:
         expected = SuperResolver.pretrained(2, device="cpu").upscale(np.asarray(file)).astype(int)
-    # Two decoders of JPEG differ by rounding, which enlarging can amplify.
-    assert np.abs(result_of(page)[..., :3] - expected).max() <= (1 if kind == "png" else 4)
+    assert np.abs(result_of(page)[..., :3] - expected).max() <= 1
 
 
 def test_a_photograph_is_dropped_and_large_ones_are_cut(visit, enlarger, tmp_path):
