@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/mvrbm/compiled/
 	@$(PIP) install -c constraints.txt -e ".[all,docs,dev]"
 	@touch $@
 
-demo: $(STAMP)  ## train on 5,000 digits and write report.html
+demo: $(STAMP)  ## train on 4,000 digits and write report.html
 	$(BIN)/mvrbm demo --out report.html --force
 
 study: $(STAMP)  ## run a study, as in make study ARGS="digits --scale quick --out runs/digits"
