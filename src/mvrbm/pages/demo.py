@@ -53,11 +53,12 @@ _SCALE = 2
 # Last section of the report.
 _NEXT_STEPS = """\
 import mvrbm
-images = ...                                             # your images, an array (n, height, width) from 0 to 1
+images = ...  # your images: an array (n, height, width) from 0 to 1
 model = mvrbm.MVRBM((30, 30), rank=4, recipe="generative").fit(images)
-samples = model.sample(20, mean=True)                    # draw new images
-filled = model.inpaint(damaged)                          # fill in NaN, which marks unknown pixels
-model.save("model/")                                     # then run: mvrbm page model/ --out page.html"""
+samples = model.sample(20, mean=True)  # draw new images
+filled = model.inpaint(damaged)  # NaN marks the unknown pixels
+model.save("model/")  # mvrbm page model/ --out page.html
+"""
 
 # Hidden shape of the model that computes features.
 _FEATURE_SHAPE = (25, 25)
@@ -227,7 +228,7 @@ def _complete(model: MMVRBM, digits: _Digits, steps: int) -> tuple[Section, floa
     n_drawn = _N_SHOWN * _N_TIMES
     completed = model.sample(n_drawn, init=shown, mask=masks, steps=max(steps // 5, 1), mean=True)[_IMAGE]
     section = _section(
-        "Half a digit is enough",
+        "Completing digits",
         "The model sees the left half of digits that it was not trained on, without their labels, and draws the right "
         f"half. It also reads the half: it names {100 * named:.0f}% of {len(truth):,} digits correctly. Guessing "
         "would name 10%.",
@@ -274,8 +275,8 @@ def _enlarge(out: Path, device: str) -> _Part:
             "Machines for real-valued arrays come with the package, too. One of them doubles the size of this "
             f"photograph, which was reduced to {small.shape[1]} × {small.shape[0]} pixels first, so that the result "
             f"can be compared with the original. Bicubic interpolation reaches {quality['bicubic']:.1f} dB, and the "
-            f"model {quality['model']:.1f} dB. This is the PSNR of the luminance: higher is better, and one decibel more "
-            "means a fifth less squared error."
+            f"model {quality['model']:.1f} dB. This is the PSNR of the luminance: higher is better, and one decibel "
+            "more means a fifth less squared error."
         ],
         figures=[
             image_grid(
@@ -294,8 +295,8 @@ def _enlarge(out: Path, device: str) -> _Part:
 def _next_steps(out: Path) -> Section:
     text = (
         "Six lines train a model on your own images. “mvrbm --help” lists the commands, which do the same without "
-        "Python. The folder docs in the repository explains filling in missing values, finding outliers, removing noise, "
-        "time series, sequences and topics."
+        "Python. The folder docs in the repository explains filling in missing values, finding outliers, removing "
+        "noise, time series, sequences and topics."
     )
     links = [("Open the playground", playground_of(out).name), ("Enlarge a photograph", enlarging_of(out).name)]
     return Section("Your own data in six lines", [text], code=_NEXT_STEPS, links=links)
@@ -327,9 +328,9 @@ def _compare_features(digits: _Digits, effort: _Effort, common: dict[str, Any]) 
     )
     text = (
         "A smaller model, without labels, computes features: the probabilities of its hidden units. Each held-out "
-        "digit gets the label of the training digit with the nearest features, and the table shows how often this label "
-        "is wrong. Seconds are the training time on this computer. With so few held-out digits, a difference of half a "
-        "percentage point is not significant."
+        "digit gets the label of the training digit with the nearest features, and the table shows how often this "
+        "label is wrong. Seconds are the training time on this computer. With so few held-out digits, a difference of half "
+        "a percentage point is not significant."
     )
     sections = [Section("Features that classify", [text], [table]), _show_filters(model), _learning(model.history_)]
     numbers: dict[str, Any] = {}
@@ -378,7 +379,7 @@ def _learning(history: list[dict[str, float]]) -> Section:
     caption = "Lower is better. A growing gap between the curves would indicate overfitting."
     text = (
         "The squared error with which the model reconstructs a digit of 784 pixels from its hidden units, measured "
-        f"during training on {_N_MONITORED} training digits and {_N_MONITORED} held-out digits."
+        f"during training on at most {_N_MONITORED} training digits and {_N_MONITORED} held-out digits."
     )
     alt = "Reconstruction error of training digits and held-out digits"
     figure = curves(series, alt, caption, x_label="updates", y_label="squared error per digit")
