@@ -298,7 +298,7 @@ def _next_steps(out: Path) -> Section:
         "Python. The folder docs in the repository explains filling in missing values, finding outliers, removing "
         "noise, time series, sequences and topics."
     )
-    links = [("Open the playground", playground_of(out).name), ("Enlarge a photograph", enlarging_of(out).name)]
+    links = [("Draw a digit", playground_of(out).name), ("Enlarge a photograph", enlarging_of(out).name)]
     return Section("Your own data in six lines", [text], code=_NEXT_STEPS, links=links)
 
 
@@ -328,9 +328,9 @@ def _compare_features(digits: _Digits, effort: _Effort, common: dict[str, Any]) 
     )
     text = (
         "A smaller model, without labels, computes features: the probabilities of its hidden units. Each held-out "
-        "digit gets the label of the training digit with the nearest features, and the table shows how often this "
-        "label is wrong. Seconds are the training time on this computer. With so few held-out digits, a difference of half "
-        "a percentage point is not significant."
+        "digit gets the label of the training digit with the nearest features. The table shows how often this label "
+        "is wrong, and the training time on this computer. With so few held-out digits, a difference of half a "
+        "percentage point is not significant."
     )
     sections = [Section("Features that classify", [text], [table]), _show_filters(model), _learning(model.history_)]
     numbers: dict[str, Any] = {}
