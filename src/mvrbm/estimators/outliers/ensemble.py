@@ -156,7 +156,8 @@ def combine(z: Array) -> Array:
     scores that are more than 1.5 standard deviations below the mean count by their distance from this point.
     """
     deviations: Array = np.maximum(z, 0) + np.maximum(-z - _TOLERANCE, 0)
-    return np.sqrt((deviations**2).mean(1))
+    means: Array = np.sqrt((deviations**2).mean(1))
+    return means
 
 
 def threshold(scores: Array, share: float) -> float:

@@ -221,11 +221,12 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         sample = data[np.unique(np.linspace(0, len(data) - 1, most).astype(int))]
         self._byte_scale = 255 if sample.dtype == np.uint8 or _within_unit_interval(sample) else 1
         others = np.zeros((len(sample), 0))
-        self._masked = None
-        for name in ("model_", "dispersion_"):
-            vars(self).pop(name, None)
+        self._masked: MaskedPrediction | None = None
+        for name in {"model_", "dispersion_"} & vars(self).keys():
+            delattr(self, name)
         if self._has_machine:
             others = self._fit_machine(data, sample)
+        self._ensemble: Ensemble | None
         self._ensemble, self._held_out = Ensemble.fit(self._rows(sample), self._partitions(), others)
         check_finite(self._held_out[:, None])
         if self.contamination == "auto":
