@@ -19,9 +19,16 @@ def test_moments_and_ranges_ignore_missing_values():
     np.testing.assert_array_equal(spread.center, [2, 8, 5, 0])
     np.testing.assert_array_equal(spread.scale, [1, 1, 0.1, 0.1])
     np.testing.assert_array_equal(spread.standardize(values[:1]), [[-1, 0, 0, 0]])
-    found = Range.of(values)
+    found = Range.of(values, slabs((4,)))
     np.testing.assert_array_equal(found.low, [1, 7, 5, 0])
     np.testing.assert_array_equal(found.width, [2, 2, 2, 2])
+
+
+def test_the_unit_is_the_smallest_range_of_the_slabs_through_an_entry():
+    high = np.array([[1.0, 4, 2], [0, 5, 3]])
+    values = np.stack([np.zeros(6), high.ravel()])
+    expected = np.minimum(high.max(1)[:, None], high.max(0)[None])
+    np.testing.assert_array_equal(Range.of(values, slabs((2, 3))).width, expected.ravel())
 
 
 @pytest.mark.parametrize("n", [49, 99, 999])
@@ -51,10 +58,10 @@ def test_each_sample_is_scored_by_an_ensemble_that_was_not_fitted_to_it():
     rng = np.random.default_rng(0)
     values, none = rng.normal(size=(20, 6)), np.zeros((20, 0))
     partitions = slabs((2, 3))
-    _, scores = Ensemble.fit(values, partitions, none)
+    _, scores = Ensemble.fit(values, partitions, [], none)
     changed = values.copy()
     changed[0] += 100.0  # far from all others, so that it changes every fit that includes it
-    _, other = Ensemble.fit(changed, partitions, none)
+    _, other = Ensemble.fit(changed, partitions, [], none)
     same_fold = np.isclose(scores, other)
     assert other[0] > 10 * scores[0]
     assert same_fold.sum() == 1  # folds of two samples: the other sample of its fold
@@ -64,7 +71,7 @@ def test_missing_entries_are_not_scored():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 1)) + 0.1 * rng.normal(size=(400, 6))
     x[rng.random(x.shape) < 0.1] = np.nan
-    ensemble, _ = Ensemble.fit(x, slabs((6,)), np.zeros((400, 0)))
+    ensemble, _ = Ensemble.fit(x, slabs((6,)), [], np.zeros((400, 0)))
     row = np.array([[0.3, 0.3, np.nan, 0.3, 0.3, 0.3]])
     wrong = np.array([[0.3, 0.3, 3.0, 0.3, 0.3, 0.3]])
     good, bad = (ensemble.scores(sample, np.zeros((1, 0)))[0] for sample in (row, wrong))

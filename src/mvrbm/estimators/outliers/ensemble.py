@@ -61,18 +61,27 @@ class Spread:
 
 @dataclass(frozen=True)
 class Range:
-    """Range of each entry, which becomes the unit interval. Constant entries have the median range."""
+    """Lowest value and unit of each entry.
+
+    Entries of an array often have the same unit, or the same unit as all others with the same index along one axis,
+    such as a channel. The unit of a slab is its largest range, and the unit of an entry is the smallest unit of the
+    slabs through it. In a table, this is the range of a column. Constant entries have the median unit.
+    """
 
     low: Array
     width: Array
 
     @classmethod
-    def of(cls, values: Array) -> Self:
-        """Return the range of the columns, ignoring NaN."""
+    def of(cls, values: Array, slabs: Sequence[Blocks]) -> Self:
+        """Return the ranges of the columns, ignoring NaN, given the slabs of each axis."""
         known = ~np.isnan(values)
         low = np.where(known, values, np.inf).min(0)
-        width = np.where(known, values, -np.inf).max(0) - low
-        varying = width > 0  # False for columns without values, too
+        ranges = np.where(known, values, -np.inf).max(0) - low  # minus infinity for columns without values
+        width = np.full(len(low), np.inf)
+        for blocks in slabs:
+            for block in blocks:
+                width[block] = np.minimum(width[block], ranges[block].max())
+        varying = width > 0
         typical = np.median(width[varying]) if varying.any() else 1.0
         return cls(np.where(np.isfinite(low), low, 0.0), np.where(varying, width, typical))
 
@@ -97,29 +106,31 @@ class Ensemble:
     parts: Spread  # of the scores of the parts
 
     @classmethod
-    def fit(cls, values: Array, partitions: Sequence[Blocks], others: Array) -> tuple[Self, Array]:
+    def fit(cls, values: Array, slabs: Sequence[Blocks], more: Sequence[Blocks], others: Array) -> tuple[Self, Array]:
         """Fit all parts, and return the ensemble and a score of each sample by parts that were not fitted to it.
 
         Parameters
         ----------
         values : array of shape (n, D)
             Training samples.
-        partitions : sequence of blocks
-            Blocks that are hidden one at a time. Each partition is one part of the ensemble.
+        slabs, more : sequence of blocks
+            Blocks that are hidden one at a time: the slabs of each axis, and further partitions of the entries. Each
+            partition is one part of the ensemble.
         others : array of shape (n, m)
             Scores of further detectors that were not fitted to the sample, which are more parts.
         """
-        ensemble, scores = cls._fit(values, partitions, others)
+        ensemble, scores = cls._fit(values, slabs, more, others)
         if _OUTER_FOLDS <= len(values) < _FEW_SAMPLES:
             for rest, held in _folds(len(values), _OUTER_FOLDS):
-                fold, _ = cls._fit(values[rest], partitions, others[rest])
+                fold, _ = cls._fit(values[rest], slabs, more, others[rest])
                 scores[held] = fold.scores(values[held], others[held])
         return ensemble, scores
 
     @classmethod
-    def _fit(cls, values: Array, partitions: Sequence[Blocks], others: Array) -> tuple[Self, Array]:
+    def _fit(cls, values: Array, slabs: Sequence[Blocks], more: Sequence[Blocks], others: Array) -> tuple[Self, Array]:
         """Fit all parts to samples, and return scores in which only the linear model is cross-fitted."""
-        scaling = Range.of(values)
+        partitions = [*slabs, *more]
+        scaling = Range.of(values, slabs)
         observed = ~np.isnan(values)
         x, linear = _filled(scaling.scale(values), observed)
         neighbors = Neighbors(x)
