@@ -23,7 +23,7 @@ Array = NDArray[Any]
 Rng = np.random.Generator
 
 # Maximum numbers of training samples, and of test samples of each kind.
-_MOST_TRAINING = 2000
+_MOST_TRAINING = 1000
 _MOST_TEST = 400
 
 

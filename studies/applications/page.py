@@ -174,7 +174,7 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
 
 COMMANDS = {
     "applications": Command(
-        "Imputation, filling in, outliers and topics, each compared with other tools.",
+        "Imputation, filling in, outliers, false alarms and topics, each compared with other tools.",
         _add,
         _run,
         "imputation --only digits",

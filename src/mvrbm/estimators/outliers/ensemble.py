@@ -16,9 +16,6 @@ from mvrbm.estimators.outliers.neighbors import Neighbors
 
 Array = NDArray[Any]
 
-# Constant that is added to squared errors in units of their variance, so that blocks that never vary have finite
-# logarithms.
-_LEAST_ERROR = 0.1
 # Minimum standard deviations of the logarithms of errors and of the scores of a part.
 _LEAST_BLOCK_SPREAD = 0.3
 _LEAST_SPREAD = 0.01
@@ -207,10 +204,13 @@ def _filled(x: Array, observed: Array) -> tuple[Array, LinearPrediction]:
 
 
 def _log_errors(linear: LinearPrediction, x: Array, observed: Array, blocks: Blocks) -> Array:
-    """Return the logarithm of the mean squared error of each block, or NaN if no entry is observed."""
+    """Return the logarithm of 1 + the mean squared error of each block, or NaN if no entry is observed.
+
+    Normal errors are about 1, and errors of blocks that hardly vary are much smaller, which does not matter.
+    """
     counts = np.stack([observed[:, block].sum(1) for block in blocks], axis=1)
     errors = linear.block_errors(x, blocks) / counts.clip(1)
-    return np.where(counts > 0, np.log(errors + _LEAST_ERROR), np.nan)
+    return np.where(counts > 0, np.log1p(errors), np.nan)
 
 
 def _top(z: Array) -> Array:
