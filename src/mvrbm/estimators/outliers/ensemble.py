@@ -76,8 +76,9 @@ class Range:
         ranges = np.where(known, values, -np.inf).max(0) - low  # minus infinity for columns without values
         width = np.full(len(low), np.inf)
         for blocks in slabs:
-            for block in blocks:
-                width[block] = np.minimum(width[block], ranges[block].max())
+            entries, starts, sizes = _flattened(blocks)
+            of_slabs = np.maximum.reduceat(ranges[entries], starts)
+            width[entries] = np.minimum(width[entries], of_slabs.repeat(sizes))
         varying = width > 0
         typical = np.median(width[varying]) if varying.any() else 1.0
         return cls(np.where(np.isfinite(low), low, 0.0), np.where(varying, width, typical))
@@ -208,9 +209,16 @@ def _log_errors(linear: LinearPrediction, x: Array, observed: Array, blocks: Blo
 
     Normal errors are about 1, and errors of blocks that hardly vary are much smaller, which does not matter.
     """
-    counts = np.stack([observed[:, block].sum(1) for block in blocks], axis=1)
+    entries, starts, _ = _flattened(blocks)
+    counts = np.add.reduceat(observed[:, entries], starts, axis=1, dtype=int)
     errors = linear.block_errors(x, blocks) / counts.clip(1)
     return np.where(counts > 0, np.log1p(errors), np.nan)
+
+
+def _flattened(blocks: Blocks) -> tuple[Array, Array, Array]:
+    """Return the entries of all blocks, and where each block starts in them and how many entries it has."""
+    sizes = np.array([len(block) for block in blocks])
+    return np.concatenate(blocks), np.cumsum(sizes) - sizes, sizes
 
 
 def _top(z: Array) -> Array:

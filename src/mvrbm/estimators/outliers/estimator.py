@@ -414,7 +414,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         shape = self.visible_shape_ if self._masked is None else self._masked.machine.layers[VISIBLE].site_shape
         return shape, list(entries.reshape(math.prod(shape), -1))
 
-    def _partitions(self) -> tuple[list[Blocks], list[Blocks]]:
+    def _partitions(self) -> tuple[Sequence[Blocks], Sequence[Blocks]]:
         """Return the slabs of each axis, and further partitions of a sample into blocks."""
         shape, sites = self._sites
         block = self._block(shape)
