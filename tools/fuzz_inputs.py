@@ -464,6 +464,7 @@ def write_detectors(home: Path) -> None:
     MVRBMOutlierDetector(**_QUICK).fit(images()).save(home / "1")
     MVRBMOutlierDetector((2, 2), block_shape=(1, 2), n_masks=2, **_QUICK).fit(images() * 3).save(home / "2")
     MVRBMOutlierDetector(3, contamination=0.2, **_QUICK).fit(images().reshape(8, 6)).save(home / "3")
+    MVRBMOutlierDetector(device="cpu").fit(images()).save(home / "4")
 
 
 def write_topics(home: Path) -> None:
