@@ -527,6 +527,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "schedule": _schedule,
     "real": _real,
     "imputation": lambda: _application("imputation", 3),
+    "subsets": lambda: _application("subsets", 3),
     "filling": lambda: _application("filling", 3),
     "outliers": lambda: _application("outliers", 4),
     "topics": lambda: _application("topics", 4),
