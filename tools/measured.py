@@ -669,6 +669,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "real": _real,
     "sequences": _sequences,
     "imputation": lambda: _application("imputation", 3),
+    "subsets": lambda: _application("subsets", 3),
     "filling": lambda: _application("filling", 3),
     "filling-epochs": _filling_epochs,
     "outliers": lambda: _application("outliers", 3),
