@@ -20,6 +20,7 @@ _MODULES = {
     "distributed": "studies.distributed",
     "hyperparameters": "studies.hyperparameters",
     "densities": "studies.densities",
+    "defaults": "studies.defaults",
     "natural-patches": "studies.natural_patches",
     "sequences": "studies.sequences",
     "generative": "studies.generative.page",

@@ -92,7 +92,7 @@ def choose_processor():
     """Use the C code for the processor that MVRBM_TEST_PROCESSOR names, none at all ("none"), or the best."""
     name = os.environ.get(_PROCESSOR, "")
     if name == "none":
-        sys.modules["mvrbm.compiled._native"] = sys.modules["mvrbm.compiled._pseudo"] = None
+        sys.modules |= dict.fromkeys(f"mvrbm.compiled.{name}" for name in ("_native", "_pseudo", "_identity"))
     else:
         from mvrbm import compiled
 

@@ -107,6 +107,22 @@ def read_documents(folder: Path) -> None:
         raise NotFiniteError(f"counts of {len(words)} words: {counts.data[:4]}")
 
 
+def read_alignment(folder: Path) -> None:
+    """Read an alignment, and convert it to strings and one-hot rows."""
+    from mvrbm.errors import AlignmentWarning
+    from mvrbm.io import alignments
+
+    (path,) = folder.iterdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AlignmentWarning)
+        alignment = alignments.read_alignment(path, unknown=True)
+    if alignments.as_alignment(alignment.sequences, alignment.alphabet, unknown=True).codes.tobytes() != (
+        alignment.codes.tobytes()
+    ):
+        raise ValueError(f"the sequences are read differently: {alignment.sequences[:2]}")
+    alignment.one_hot()
+
+
 def read_model(folder: Path) -> None:
     """Load a model and use it once."""
     import torch
@@ -158,6 +174,7 @@ def readers(name: str | None = None) -> dict[str, tuple[inputs.Make, Read]]:
         "image": (inputs.image_input, read_image),
         "table": (inputs.table_input, read_table),
         "documents": (inputs.documents_input, read_documents),
+        "alignment": (inputs.alignment_input, read_alignment),
     }
     for kind, write in inputs.FOLDERS.items():
         if name in (None, kind):
@@ -320,7 +337,9 @@ def _keep(files: inputs.Files, reader: str, number: int, findings: Path | None, 
 # -- the command ------------------------------------------------------------------------------------
 
 # Share of the inputs of each reader. Reading a model takes fifty times as long as reading an idx file.
-SHARES = {"idx": 0.25, "array": 0.2, "shards": 0.1, "image": 0.12, "table": 0.03, "documents": 0.03}
+SHARES = {
+    "idx": 0.25, "array": 0.15, "shards": 0.1, "image": 0.12, "table": 0.03, "documents": 0.03, "alignment": 0.05,
+}  # fmt: skip
 SHARES |= dict.fromkeys(inputs.FOLDERS, 0.03)
 
 

@@ -247,6 +247,12 @@ _DOCUMENTS = {
     "file.csv": [b'text,label\nsome words here,1\n"words,\nmore words",2\n', b"text\nwords words\nother words\n"],
     "file.svm": [b"0 1:2 3:1\n1 2:1 # words\n", b"+1 0:1.5 7:2\n-1 7:1\n"],
 }
+_ALIGNMENTS = [
+    b">one first\nMK-\nAC\n\n>two\nMKWAC\n>three\n-KWXE\n",
+    b">one\nMK-AC\n>two\nMKklWAC\n>three\n.-KW?E\n",
+    b"# STOCKHOLM 1.0\n#=GF ID x\none MK-\ntwo AC.\n\none AC\ntwo DE\n//\n",
+    b">a\r\nACGU\r\n>b\r\nNNGU\r\n",
+]
 
 
 @functools.cache
@@ -298,6 +304,17 @@ def documents_input(rng: random.Random) -> Files:
         members[entry] = damage(members[entry], rng, list(members.values()))
         return {name: _zip(members, rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)))}
     return {name: damage(rng.choice(kinds[name]), rng, kinds[name])}
+
+
+def alignment_input(rng: random.Random) -> Files:
+    """Generate an alignment, of which half are compressed before or after the damage."""
+    text = rng.choice(_ALIGNMENTS)
+    how = rng.randrange(4)
+    if how == 0:
+        return {"file.fasta.gz": gzip.compress(damage(text, rng, _ALIGNMENTS), 1)}
+    if how == 1:
+        return {"file.fasta.gz": damage(gzip.compress(text, 1), rng, _ALIGNMENTS)}
+    return {"file.fasta": damage(text, rng, _ALIGNMENTS)}
 
 
 @functools.cache
@@ -447,6 +464,7 @@ def write_detectors(home: Path) -> None:
     MVRBMOutlierDetector(**_QUICK).fit(images()).save(home / "1")
     MVRBMOutlierDetector((2, 2), block_shape=(1, 2), n_masks=2, **_QUICK).fit(images() * 3).save(home / "2")
     MVRBMOutlierDetector(3, contamination=0.2, **_QUICK).fit(images().reshape(8, 6)).save(home / "3")
+    MVRBMOutlierDetector(device="cpu").fit(images()).save(home / "4")
 
 
 def write_topics(home: Path) -> None:

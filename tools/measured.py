@@ -152,6 +152,7 @@ _TOOLS = {
     _OURS: "mvrbm",
     "5-nearest": "5 nearest",
     "pca-error": "PCA error",
+    "mahalanobis": "Mahalanobis, shrunk",
     "isolation-forest": "isolation forest",
     "one-class-svm": "one-class SVM",
     "lof": "LOF",
@@ -414,6 +415,15 @@ def _without_arguments() -> Table:
     return Table(header, rows, "results/deep/defaults.json", "python -m studies deep defaults")
 
 
+# -- default settings -------------------------------------------------------------------------------
+
+
+def _of_defaults(part: str) -> Table:
+    source = "results/defaults/results.json"
+    found = read(source)["tables"][part]
+    return Table(found["header"], found["rows"], source, f"python -m studies defaults {part}")
+
+
 # -- learning ---------------------------------------------------------------------------------------
 
 
@@ -592,10 +602,16 @@ def _front() -> Table:
             "50 topics each; settings were chosen on training documents",
         ],
         [
+<<<<<<< HEAD
             "unusual MNIST digits (area under the ROC curve, higher is better)",
             value("outliers.ours"),
             f"LOF: {value('outliers.lof')}, isolation forest: {value('outliers.forest')}",
             "settings were chosen on training digits 3 and 8",
+=======
+            "unusual samples of nine kinds (mean area under the curve, higher is better)",
+            f"{value('outliers.ours')}",
+            f"Mahalanobis: {value('outliers.mahalanobis')}, 5 nearest: {value('outliers.nearest')}",
+>>>>>>> outl
         ],
         [
             "photographs enlarged twice (Set5, PSNR in dB, higher is better)",
@@ -636,9 +652,9 @@ VALUES: dict[str, Callable[[], str]] = {
     "topics.ours": lambda: _application_value("topics", "20news", "mvrbm", ".0f"),
     "topics.lda": lambda: _application_value("topics", "20news", "lda", ".0f"),
     "topics.nmf": lambda: _application_value("topics", "20news", "nmf-kl", ".0f"),
-    "outliers.ours": lambda: _application_value("outliers", "mnist", "mvrbm", ".3f"),
-    "outliers.lof": lambda: _application_value("outliers", "mnist", "lof", ".3f"),
-    "outliers.forest": lambda: _application_value("outliers", "mnist", "isolation-forest", ".3f"),
+    "outliers.ours": lambda: _application_value("outliers", "mean of the families", "mvrbm", ".3f"),
+    "outliers.mahalanobis": lambda: _application_value("outliers", "mean of the families", "mahalanobis", ".3f"),
+    "outliers.nearest": lambda: _application_value("outliers", "mean of the families", "5-nearest", ".3f"),
     "enlarge.ours": lambda: f"{_set5('stages'):.1f}",
     "enlarge.bicubic": lambda: f"{_set5('bicubic'):.1f}",
     "enlarge.parameters": lambda: f"{_parameters('x2'):,}",
@@ -660,8 +676,13 @@ TABLES: dict[str, Callable[[], Table]] = {
     "sequences": _sequences,
     "imputation": lambda: _application("imputation", 3),
     "filling": lambda: _application("filling", 3),
+<<<<<<< HEAD
     "filling-epochs": _filling_epochs,
     "outliers": lambda: _application("outliers", 4),
+=======
+    "outliers": lambda: _application("outliers", 3),
+    "alarms": lambda: _application("alarms", 2),
+>>>>>>> outl
     "topics": lambda: _application("topics", 4),
     "enlarging": _enlarging,
     "degraded": lambda: _photographs("degraded", "superres"),
@@ -679,6 +700,9 @@ TABLES: dict[str, Callable[[], Table]] = {
     "defaults": lambda: _learning("defaults", _DEFAULTS),
     "grid": lambda: _learning("grid", _GRID, "{:.2g}"),
     "paper-recipe": lambda: _learning("paper", _PAPER),
+    "more-epochs": lambda: _of_defaults("epochs"),
+    "layers": lambda: _of_defaults("layers"),
+    "classes": lambda: _of_defaults("classes"),
     "negative": _negative,
     "hyperparameters": _hyperparameters,
     "indian-pines": _pines,

@@ -12,7 +12,7 @@ import mvrbm
 from mvrbm.pages import write_enlarging_page, write_playground
 
 FOLDER = "live"
-PAGES = {  # title, and height of the frame
+PAGES = {  # title, and height of the frame until the page in it has reported its own
     "labeled-digits": ("Handwritten digits and their labels", "60rem"),
     "digits": ("Handwritten digits", "60rem"),
     "enlarge": ("Enlarge a photograph", "46rem"),
@@ -33,7 +33,8 @@ class LivePage(SphinxDirective):
         )
         title, height = PAGES[name]
         style = f"width: 100%; height: {height}; border: 1px solid var(--pst-color-border); border-radius: .5rem"
-        frame = f'<iframe id="live-{name}" src="{address}" title="{title}" style="{style}" loading="lazy"></iframe>'
+        attributes = f'id="live-{name}" class="live" src="{address}" title="{title}" style="{style}"'
+        frame = f'<iframe {attributes} loading="lazy"></iframe>'
         link = f'<p><a href="{address}">Open this page alone</a></p>'
         return [nodes.raw("", frame + link, format="html")]
 
@@ -52,5 +53,6 @@ def write_pages(app, error):
 
 def setup(app):
     app.add_directive("live-page", LivePage)
+    app.add_js_file("live.js")  # in docs/_static
     app.connect("build-finished", write_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -22,7 +22,7 @@ train = threes[::2]
 test = np.concatenate([threes[1::2], others])
 is_outlier = np.arange(len(test)) >= len(threes[1::2])
 
-detector = MVRBMOutlierDetector(random_state=0).fit(train)
+detector = MVRBMOutlierDetector().fit(train)
 
 # %%
 # How well do the scores separate threes from other digits? An area under the ROC curve of 1 is perfect, and 0.5 is

@@ -23,7 +23,7 @@ Array = NDArray[Any]
 Rng = np.random.Generator
 
 # Maximum numbers of training samples, and of test samples of each kind.
-_MOST_TRAINING = 2000
+_MOST_TRAINING = 1000
 _MOST_TEST = 400
 
 
@@ -91,7 +91,8 @@ def _letter_images() -> tuple[Array, Array]:
     for letter in letters:
         font = ImageFont.truetype(paths[rng.integers(len(paths))], int(rng.integers(32, 44)))
         large = Image.new("L", (48, 48))
-        ImageDraw.Draw(large).text(24 + rng.uniform(-4, 4, 2), str(letter), fill=255, font=font, anchor="mm")
+        x, y = rng.uniform(20, 28, 2)
+        ImageDraw.Draw(large).text((x, y), str(letter), fill=255, font=font, anchor="mm")
         turned = large.rotate(rng.uniform(-10, 10), Image.Resampling.BICUBIC)
         images.append(np.asarray(turned.resize((24, 24), Image.Resampling.BOX), dtype=np.float32) / 255)
     return np.stack(images), letters
@@ -119,7 +120,8 @@ def _patches(picture: Array, n: int, rng: Rng, size: int = 16) -> Array:
 def _texture(name: str) -> Array:
     from skimage import data
 
-    return (getattr(data, name)() / 255).astype(np.float32)
+    picture: Array = getattr(data, name)()
+    return (picture / 255).astype(np.float32)
 
 
 def _textures(normal: str, rng: Rng, _: str | None) -> Task:

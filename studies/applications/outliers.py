@@ -35,7 +35,7 @@ _DEFECT = 3
 # Share of the pixels of a map that must contain most of the defect.
 _TOP = 0.05
 _MOST_DEFECTS = 200
-_N_SEEDS = 3
+_N_SEEDS = 2
 
 
 def _pca_error(train: Array, test: Array, seed: int) -> Array:

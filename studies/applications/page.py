@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mvrbm.devices import resolve_device
@@ -28,8 +28,9 @@ def _nearest_to_wanted(shares: Iterable[float], default: float | None) -> float 
 
 #: What the numbers of an application are, and how to choose the best. The module of the same name has `plan()`, which
 #: returns the runs, and `table(store, plan)`, which returns their results.
-APPLICATIONS = {
+APPLICATIONS: dict[str, tuple[str, Callable[..., float | None]]] = {
     "imputation": ("Root mean squared error of missing entries; lower is better.", min),
+    "subsets": ("Root mean squared error of missing entries of small parts of data sets; lower is better.", min),
     "filling": ("Mean squared error of missing pixels of test images; lower is better.", min),
     "outliers": ("Area under the ROC curve, mean over tasks; higher is better.", max),
     "alarms": ("Share of new normal samples that are reported as outliers; 0.02 is wanted.", _nearest_to_wanted),
@@ -174,7 +175,7 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
 
 COMMANDS = {
     "applications": Command(
-        "Imputation, filling in, outliers and topics, each compared with other tools.",
+        "Imputation, filling in, outliers, false alarms and topics, each compared with other tools.",
         _add,
         _run,
         "imputation --only digits",

@@ -54,10 +54,10 @@ def test_a_pair_at_the_threshold_is_similar():
     codes = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 1, 2], [1, 1, 1, 3, 4]])
     assert identity_weights(codes, 0.8).tolist() == [1 / 2, 1 / 2, 1]
     assert identity_weights(codes, 0.6).tolist() == [1 / 3, 1 / 3, 1 / 3]
-    # 0.7 * 10 is slightly above 7 in floating point.
-    ten = np.zeros((2, 10), int)
-    ten[1, :3] = 1
-    assert identity_weights(ten, 0.7).tolist() == [1 / 2, 1 / 2]
+    # 0.56 * 25 is slightly above 14 in floating point.
+    long = np.zeros((2, 25), int)
+    long[1, :11] = 1
+    assert identity_weights(long, 0.56).tolist() == [1 / 2, 1 / 2]
 
 
 def test_progress_counts_every_sequence():

@@ -91,10 +91,10 @@ def test_equal_weights_draw_every_sample_once(value):
         np.testing.assert_array_equal(counted(shift, np.full(1000, value)), 1)
 
 
-def test_rows_are_the_plain_definition():
+@pytest.mark.parametrize(("values", "shift"), [([3, 0, 1, 1, 0, 2, 0], (3, 8)), ([3, 0, 1, 1, 0, 2, 1], (5, 8))])
+def test_rows_are_the_plain_definition(values, shift):
     """Row i is drawn for every place k + shift that lies between the shares of the rows before it and its own."""
-    values = [3, 0, 1, 1, 0, 2, 0]
-    n, total, shift = len(values), sum(values), Fraction(3, 8)
+    n, total, shift = len(values), sum(values), Fraction(*shift)
     ends = [Fraction(n * sum(values[: i + 1]), total) for i in range(n)]
     expected = [next(i for i, end in enumerate(ends) if k + shift < end) for k in range(n)]
     assert SampleWeights(values).draw(torch.arange(n)[None], [Shift(float(shift))])[0].tolist() == expected
@@ -129,6 +129,17 @@ def test_moments_are_those_of_repeated_samples(masked):
     repeated = moments(np.repeat(x, values, 0), None if known is None else np.repeat(known, values, 0), None)
     torch.testing.assert_close(weighted.mean, repeated.mean, rtol=1e-12, atol=0)
     torch.testing.assert_close(weighted.variance, repeated.variance, rtol=1e-9, atol=0)
+
+
+def test_moments_of_many_samples_use_those_with_weight():
+    """Moments of more samples than they read do not depend on which rows have a weight."""
+    x = np.random.default_rng(0).standard_normal((50_000, 1))
+    values = np.zeros(len(x))
+    values[[3, 17, 31_111]] = [1, 2, 1]
+    source = as_source(x, BoltzmannMachine(Gaussian(1), Bernoulli(3), Dense()).double())
+    source.weigh(values)
+    mean = np.average(x, axis=0, weights=values)
+    np.testing.assert_allclose(source.moments()["visible"].mean, mean, rtol=1e-9)
 
 
 def test_gpu_epochs_have_the_order_of_batches():

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -120,10 +121,12 @@ def test_pseudo_likelihood_is_the_sum_of_conditional_log_probabilities(model, pr
 
 
 @pytest.mark.parametrize("start", ["chains", "noise"])
-@pytest.mark.parametrize("fixed", [None, "????", "A??B", "?C??"])
-def test_samples_have_the_conditional_distribution(model, probabilities, fixed, start):
+@pytest.mark.parametrize(
+    ("fixed", "temperatures"), [(None, None), ("????", None), ("A??B", None), ("?C??", None), (None, 3), ("A??B", 3)]
+)
+def test_samples_have_the_conditional_distribution(model, probabilities, fixed, start, temperatures):
     n = 4000
-    drawn = model.sample(n, steps=60, fixed=fixed, init=start)
+    drawn = model.sample(n, steps=60, fixed=fixed, init=start, temperatures=temperatures)
     allowed = [one for one in EVERY if all(b in ("?", a) for a, b in zip(one, fixed or "????", strict=True))]
     assert set(drawn) <= set(allowed)
     weights = np.array([probabilities[one] for one in allowed])
@@ -164,6 +167,10 @@ def test_chains_that_remember_their_states_are_reported(model):
     with pytest.warns(MixingWarning, match=r"the chains remember \d+% of their states after 20 Gibbs steps"):
         stuck.sample(2000, steps=40, init="noise")
     assert stuck.memory_ > 0.9
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MixingWarning)
+        stuck.sample(1000, steps=200, init="noise", temperatures=8)
+    assert stuck.memory_ < 0.6
     model.sample(2000, steps=40)
     assert abs(model.memory_) < 0.1
     assert model.check_mixing(family(2000), n_chains=2000, steps=64).mixed
@@ -255,6 +262,8 @@ BAD = [
     (lambda model: model.score_samples(["ABCX"]), "'X' at site 3 is not a letter of the custom alphabet ABC"),
     (lambda model: model.sample(3, fixed="AB"), "fixed must have one character for each of the 4 sites, got 2"),
     (lambda model: model.sample(1, fixed="AB??", init=["ABCA"]), "fixed cannot be combined"),
+    (lambda model: model.sample(1, temperatures=4, init=["ABCA"]), "temperatures cannot be combined"),
+    (lambda model: model.sample(2, temperatures=1), "temperatures must be"),
     (lambda model: model.sample(0), "n must be"),
     (lambda model: clone(model).fit(["ABCA"] * 5, sample_weight=[1, 2]), "sample_weight"),
     (lambda model: clone(model).fit([]), "contains no sequences"),

@@ -52,3 +52,9 @@ def test_bad_files_give_one_line(tmp_path, text, message):
     (tmp_path / "bad.txt").write_text(text)
     with pytest.raises(InputError, match=message):
         read_distances(tmp_path / "bad.txt", 4)
+
+
+def test_files_that_are_too_large_are_not_read(tmp_path):
+    (tmp_path / "large.txt").write_bytes(b"#" * 2 * 2**20)
+    with pytest.raises(InputError, match="distances between 4 sites have at most 1,052,672"):
+        read_distances(tmp_path / "large.txt", 4)

@@ -84,6 +84,7 @@ def test_photographs_are_enlarged_as_by_python(visit, enlarger, tmp_path, kind, 
     page = visit(enlarger).page
     page.get_by_label(f"× {scale}", exact=True).check()
     page.locator("#file").set_input_files(tmp_path / "photo.png")
+    page.locator("#status", has_text="31 × 40 →").wait_for()
     found = result_of(page)
     assert f"31 × 40 → {31 * scale} × {40 * scale} pixels" in page.locator("#status").inner_text()
     if kind == "gray":
@@ -97,7 +98,7 @@ def test_photographs_are_enlarged_as_by_python(visit, enlarger, tmp_path, kind, 
 def test_the_example_can_be_stopped_compared_and_saved(visit, enlarger):
     page = visit(enlarger).page
     page.get_by_label("× 4", exact=True).check()
-    page.get_by_role("button", name="Use the example").click()
+    page.get_by_role("button", name="Example").click()
     page.get_by_role("button", name="Stop").click()
     assert page.locator("#status").inner_text() == "Stopped."
     assert page.get_by_role("button", name="Save the result").is_disabled()
@@ -112,6 +113,38 @@ def test_the_example_can_be_stopped_compared_and_saved(visit, enlarger):
         assert saved.size == (192, 192)
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_starts_with_an_example_whose_sizes_are_true(visit, enlarger, width):
+    page = visit(enlarger, width=width).page
+    shown = {}
+    for scale in (2, 4):
+        page.get_by_label(f"× {scale}", exact=True).check()
+        page.locator("#status", has_text=f"96 × 96 → {96 * scale} × {96 * scale} pixels").wait_for()
+        original, large = (page.locator(f"#{name}").bounding_box() for name in ("original", "after"))
+        shown[scale] = large["width"]
+        assert large["width"] == pytest.approx(scale * original["width"], abs=0.1)
+        assert large["height"] == pytest.approx(large["width"], abs=0.1)
+        assert large["x"] + large["width"] <= width
+    assert shown[4] == pytest.approx(2 * shown[2], abs=0.2)
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_jpeg_artifacts_stay_and_the_page_says_so(visit, enlarger, tmp_path, kind):
+    noise = np.random.default_rng(0).normal(0, 12, (40, 32))
+    smooth = 255 / (1 + np.exp(-np.add.outer(np.arange(40.0), np.arange(32.0)) / 4 + 9))
+    array = np.clip(smooth + noise, 0, 255).astype(np.uint8)
+    Image.fromarray(np.stack([array] * 3, -1)).save(
+        tmp_path / f"photo.{kind}", **({"quality": 30} if kind == "jpeg" else {})
+    )
+    page = visit(enlarger).page
+    page.locator("#file").set_input_files(tmp_path / f"photo.{kind}")
+    page.locator("#status", has_text="32 × 40 →").wait_for()
+    assert ("JPEG artifacts" in page.locator("#status").inner_text()) == (kind == "jpeg")
+    with Image.open(tmp_path / f"photo.{kind}") as file:
+        expected = SuperResolver.pretrained(2, device="cpu").upscale(np.asarray(file)).astype(int)
+    assert np.abs(result_of(page)[..., :3] - expected).max() <= 1
+
+
 def test_a_photograph_is_dropped_and_large_ones_are_cut(visit, enlarger, tmp_path):
     page = visit(enlarger).page
     drop = """async ([width, height]) => {
@@ -122,6 +155,7 @@ def test_a_photograph_is_dropped_and_large_ones_are_cut(visit, enlarger, tmp_pat
         document.dispatchEvent(new DragEvent("drop", {dataTransfer: transfer, cancelable: true}));
     }"""
     page.evaluate(drop, [20, 30])
+    page.locator("#status", has_text="20 × 30 →").wait_for()
     assert result_of(page).shape == (60, 40, 4)
     page.evaluate(drop, [4000, 3000])
     page.locator("#status", has_text="Enlarging").wait_for()
@@ -139,6 +173,6 @@ def test_a_file_that_is_no_image_is_named(visit, enlarger, tmp_path):
 @pytest.mark.parametrize(("width", "scheme"), [*itertools.product([390, 1280], ["light", "dark"])])
 def test_the_page_fits_the_screen_in_light_and_dark(visit, enlarger, width, scheme):
     visited = visit(enlarger, width=width, scheme=scheme)
-    visited.page.get_by_role("button", name="Use the example").click()
+    visited.page.get_by_role("button", name="Example").click()
     result_of(visited.page)
     visited.check_looks(scheme)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import mvrbm.pages.demo
+from handwriting import HANDWRITINGS, strokes
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker
 from mvrbm.couplings import Tucker
-from mvrbm.pages import write_playground
+from mvrbm.pages import write_enlarging_page, write_playground
 from tables import generator, randomize
 
 pytestmark = pytest.mark.browser
@@ -153,15 +154,89 @@ def center_of(page, row, column):
     return box["x"] + (column + 0.5) * box["width"] / 28, box["y"] + (row + 0.5) * box["height"] / 28
 
 
-def stroke(page, start, end):
-    page.mouse.move(*center_of(page, *start))
+def stroke(page, *points):
+    page.locator("#picture").scroll_into_view_if_needed()
+    page.mouse.move(*center_of(page, *points[0]))
     page.mouse.down()
-    page.mouse.move(*center_of(page, *end), steps=5)
+    for point in points[1:]:
+        page.mouse.move(*center_of(page, *point), steps=5)
     page.mouse.up()
+
+
+def new_sample(page):
+    """An image of the model's own, with its settings in view."""
+    page.locator("summary", has_text="Sampling and settings").click()
+    page.get_by_role("button", name="New sample").click()
+
+
+def shares_of(page):
+    """The percentages at the bars."""
+    return [int(text.rstrip("%")) for text in page.locator("#labels small").all_inner_texts()]
+
+
+def test_digits_that_a_person_draws_are_read(visit, digits):
+    page = visit(digits).page
+    wrong = []
+    for handwriting, digit in itertools.product(HANDWRITINGS, range(10)):
+        page.get_by_role("button", name="Clear").click()
+        assert page.locator("#reading").inner_text() == "Nothing is drawn."
+        for points in strokes(handwriting, digit):
+            stroke(page, *points)
+        # Nothing is sampled: the bars are there at once, and at most 3 seconds after the last stroke.
+        page.locator("#reading b").wait_for(timeout=3000)
+        if page.locator("#reading b").inner_text() != str(digit):
+            wrong.append((handwriting, digit))
+    assert len(wrong) <= 3, wrong
+
+
+@torch.no_grad()
+def test_bars_show_the_exact_probabilities_of_the_drawing_in_the_center(visit, digits):
+    page = visit(digits).page
+    stroke(page, (2, 3), (2, 9), (14, 6))
+    drawn = np.array(page.evaluate("[...state.x]")).reshape(28, 28)
+    assert (np.array(page.evaluate("[...known]")).reshape(28, 28) == np.where(drawn, 1, 2)).all()
+    row, column = (np.average(axis, weights=drawn) for axis in np.indices(drawn.shape))
+    model = mvrbm.load("labeled-digits", "cpu")
+    chains = model.chains_["visible"].numpy()
+    mass = chains.sum((1, 2))
+    center = [np.mean((chains * axis).sum((1, 2)) / mass) for axis in np.indices(drawn.shape)]
+    moved = np.roll(drawn, (round(center[0] - row), round(center[1] - column)), (0, 1)).astype(np.float32)
+    expected = model.predict_proba(moved[None])[0]
+    np.testing.assert_allclose(np.array(shares_of(page)) / 100, expected, atol=0.0051)
+    found = page.evaluate("[...machine.labelProbabilities(centered(state.x))]")
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_drawing_is_kept_until_it_is_completed(visit, digits):
+    page = visit(digits).page
+    complete = page.get_by_role("button", name="Complete my drawing")
+    complete.click()
+    assert page.locator("#status").inner_text() == "Draw something first."
+    stroke(page, (5, 9), (5, 18), (14, 13))
+    drawn = np.array(page.evaluate("[...state.x]"))
+    page.wait_for_timeout(200)
+    assert page.evaluate("[...state.x]") == drawn.tolist()  # nothing runs, in spite of the stroke
+    stroke(page, (14, 13), (22, 13))
+    page.get_by_label("Blank", exact=True).check()
+    stroke(page, (14, 13), (22, 13))
+    erased = np.array(page.evaluate("[...state.x]"))
+    assert (erased <= drawn).all()  # a second stroke that is erased leaves the canvas
+    complete.click()
+    page.wait_for_timeout(300)
+    page.evaluate("setRunning(false)")
+    known = np.array(page.evaluate("[...known]"), bool)
+    assert (known == (erased > 0)).all()  # all that is blank is free
+    after = np.array(page.evaluate("[...state.x]"))
+    assert (after[known] == 1).all()
+    assert after[~known].sum() > 5
+    page.get_by_role("button", name="Clear").click()
+    assert not page.evaluate("state.x.some(Boolean)")
+    assert page.evaluate("known.every((who) => who === CANVAS)")
 
 
 def test_drawing_changes_what_the_model_fills_in(visit, digits):
     page = visit(digits).page
+    new_sample(page)
     page.get_by_label("Mean field", exact=True).check()
     for _ in range(3):
         page.get_by_role("button", name="One step").click()
@@ -183,6 +258,7 @@ def test_drawing_changes_what_the_model_fills_in(visit, digits):
 
 def test_a_part_of_a_kept_picture_is_filled_in_again(visit, digits):
     page = visit(digits).page
+    new_sample(page)
     page.get_by_role("button", name="Keep all").click()
     kept = np.array(page.evaluate("[...state.x]"))
     page.locator("#width").fill("4")
@@ -198,6 +274,7 @@ def test_a_part_of_a_kept_picture_is_filled_in_again(visit, digits):
 
 def test_the_keyboard_can_do_everything(visit, digits):
     page = visit(digits).page
+    new_sample(page)
     page.locator("#picture").focus()
     for key in ("ArrowUp", "ArrowLeft", "Space", "Shift+ArrowRight", "Shift+ArrowRight"):
         page.keyboard.press(key)
@@ -208,7 +285,7 @@ def test_the_keyboard_can_do_everything(visit, digits):
     for _ in range(40):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.id || document.activeElement.name"))
-    wanted = "keep free run step new width speed temperature probabilities hidden method"
+    wanted = "complete clear keep run step new width speed temperature probabilities hidden method"
     assert set(wanted.split()) <= reached
     page.locator("#hidden").focus()
     page.keyboard.press("ArrowDown")
@@ -225,7 +302,7 @@ def test_a_class_on_request_is_drawn(visit, digits):
     page.locator("#labels button", has_text="7").first.click()
     page.wait_for_timeout(1500)
     assert page.locator("#labels button[aria-pressed=true]").count() == 1
-    page.get_by_role("button", name="Pause").click()
+    page.evaluate("setRunning(false)")
     shares = page.evaluate("[...machine.labelProbabilities(state.x)]")
     assert np.argmax(shares) == 7
     assert page.locator("#labels button").nth(7).locator("small").inner_text() == f"{100 * shares[7]:.0f}%"
@@ -233,9 +310,13 @@ def test_a_class_on_request_is_drawn(visit, digits):
 
 def test_runs_steps_and_pauses(visit, digits):
     page = visit(digits).page
+    page.locator("summary", has_text="Sampling and settings").click()
+    assert page.get_by_role("button", name="Run").is_disabled()  # everything is known
+    assert page.get_by_role("button", name="One step").is_disabled()
+    page.get_by_role("button", name="New sample").click()
     state = page.evaluate("[...state.x]")
     page.wait_for_timeout(150)
-    assert page.evaluate("[...state.x]") == state  # with reduced motion, nothing moves by itself
+    assert page.evaluate("[...state.x]") == state  # nothing moves by itself
     page.get_by_role("button", name="One step").click()
     assert page.evaluate("[...state.x]") != state
     energy = page.evaluate("machine.freeEnergy(state.x)")
@@ -250,11 +331,40 @@ def test_runs_steps_and_pauses(visit, digits):
     assert page.evaluate("energies.length") == 1
 
 
+@pytest.mark.parametrize("name", ["playground", "enlarge"])
+def test_a_framed_page_takes_the_theme_and_the_room_of_the_page_around_it(visit, digits, tmp_path, name):
+    if name == "playground":
+        (tmp_path / "page.html").write_text(digits.read_text(encoding="utf-8"), encoding="utf-8")
+    else:
+        write_enlarging_page(tmp_path / "page.html", scales=[2])
+    script = (Path(__file__).parents[2] / "docs" / "_static" / "live.js").read_text(encoding="utf-8")
+    frame = '<iframe class="live" src="page.html" style="width: 100%; height: 20rem; border: 1px solid"></iframe>'
+    around = f'<!doctype html><html data-theme="dark"><link rel="icon" href="data:,">{frame}<script>{script}</script>'
+    (tmp_path / "around.html").write_text(around, encoding="utf-8")
+    page = visit(tmp_path / "around.html", width=390, scheme="light").page
+    inside = page.frames[1]
+    inside.wait_for_function("getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 28)'")
+    page.evaluate("document.documentElement.dataset.theme = 'light'")
+    inside.wait_for_function("getComputedStyle(document.body).backgroundColor === 'rgb(243, 245, 248)'")
+    page.emulate_media(color_scheme="dark")  # the page around it decides
+    page.wait_for_timeout(200)
+    assert inside.evaluate("document.documentElement.dataset.theme") == "light"
+    # Neither way is there anything to scroll inside, also after the content has changed.
+    if name == "playground":
+        inside.locator("summary", has_text="Sampling and settings").click()
+        page.wait_for_timeout(200)
+    overflow = (
+        "[document.documentElement.scrollHeight - innerHeight, document.documentElement.scrollWidth - innerWidth]"
+    )
+    assert max(inside.evaluate(overflow)) <= 0
+    assert inside.evaluate("innerHeight") > 400
+
+
 def test_a_finger_draws_instead_of_scrolling(visit, digits):
     page = visit(digits, width=390, has_touch=True).page
     x, y = center_of(page, 10, 10)
     page.touchscreen.tap(x, y)
-    assert page.evaluate("known.some(Boolean)")
+    assert page.evaluate("known.includes(DRAWN)")
     assert page.evaluate("getComputedStyle(byId('picture')).touchAction") == "none"
 
 
@@ -314,9 +424,8 @@ def test_the_documentation_shows_models_that_run(visit, unavailable):
         unavailable(f"{path} is missing: make docs")
     page = visit(path).page
     frame = page.frame_locator("iframe#live-labeled-digits")
-    frame.get_by_role("button", name="One step").click()
+    frame.locator("#labels button").first.click()
     assert frame.locator("#energy").inner_text().startswith("−")
     page.locator("iframe#live-enlarge").scroll_into_view_if_needed()
     frame = page.frame_locator("iframe#live-enlarge")
-    frame.get_by_role("button", name="Use the example").click()
     frame.locator("#status", has_text="192 × 192 pixels in").wait_for()

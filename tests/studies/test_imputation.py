@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("tensorly")
 from studies.__main__ import main
-from studies.applications import filling, imputation, page
+from studies.applications import filling, imputation, page, subsets
 
 
 def test_the_kinds_of_missing_entries():
@@ -77,9 +77,20 @@ def test_results_of_several_runs_add_up(tmp_path):
     assert found == {"imputation": errors, "topics": former["topics"]}
 
 
+def test_gaps_channels_and_interpolation():
+    gaps, channels = (subsets.hide((6, 3, 10), kind, 0) for kind in ("gap", "channel"))
+    assert (gaps.sum(2) == 2).all()
+    assert (np.diff(gaps.astype(int), axis=2) != 0).sum(2).max() <= 2  # one piece
+    assert (channels.all(2).sum(1) == 1).all()
+    assert channels.sum() == 6 * 10
+    line = np.array([[np.nan, 1, np.nan, np.nan, 4, np.nan], [np.nan] * 6])
+    np.testing.assert_allclose(subsets.interpolate(line), [[1, 1, 2, 3, 4, 4], [2.5] * 6])
+
+
 def test_all_cases_are_planned():
     names = [run.name for run in imputation.plan()]
     assert len(names) == len(set(names)) == 3 * 6 * 3 * len(imputation.TOOLS)
+    assert len(subsets.plan()) == 3 * len(subsets.CASES) * len(subsets.TOOLS)
     assert len(filling.plan()) == 2 * 4 + len(filling.EPOCHS)
 
 

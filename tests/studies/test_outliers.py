@@ -1,9 +1,9 @@
-"""The application outliers: it finds the defects that it plants, and its runs cover every tool."""
+"""The applications outliers and alarms: families of data, planted defects, and runs of every tool."""
 
 import numpy as np
 import pytest
 
-from studies.applications import outliers
+from studies.applications import alarms, outlier_families, outliers, page
 from studies.runner import run_plan
 from studies.runs import Place, Store
 
@@ -21,17 +21,45 @@ def test_defects_are_squares_of_the_stroke_and_are_found_where_they_are():
     assert outliers.share_found(noise, where) == 0
 
 
-def test_every_class_is_compared_with_every_tool():
+@pytest.mark.parametrize("family", ["digits", "textures", "lfw", "eeg-like", "spectrograms", "tables"])
+def test_tasks_have_normal_samples_and_others(family):
+    tasks, load = outlier_families.FAMILIES[family]
+    for name in (tasks[0], tasks[-1]):
+        task = load(name, np.random.default_rng(0), None)
+        assert task.train.shape[1:] == task.normal.shape[1:] == task.outliers.shape[1:]
+        assert min(map(len, task)) > 10
+        rows = [{row.tobytes() for row in part} for part in task]
+        assert not rows[0] & rows[1]  # no test sample is a training sample
+        assert not rows[2] & (rows[0] | rows[1])
+
+
+@pytest.mark.parametrize("family", ["textures", "eeg-like", "spectrograms"])
+def test_normal_samples_are_distinct(family):
+    found = outlier_families.normal_samples(family, 20, 0, None)
+    assert len({sample.tobytes() for sample in found}) == 20
+
+
+@pytest.mark.slow
+def test_every_task_is_a_run_with_every_tool(tmp_path):
     runs = outliers.plan()
-    assert len(runs) == (10 + 1 + 3 + 10) * (3 + len(outliers.TOOLS))  # two tools with two seeds
-    assert len({run.name for run in runs}) == len(runs)
-
-
-def test_a_tool_on_a_table_has_the_area_of_its_scores(tmp_path):
-    runs = [run for run in outliers.plan(["wine"]) if run.settings["tool"] in ("lof", "5-nearest", "pca-error")]
+    tasks = sum(len(names) for names, _ in outlier_families.FAMILIES.values())
+    assert len(runs) == len({run.name for run in runs}) == 2 * tasks
+    chosen = [run for run in outliers.plan(["tables"]) if run.settings["task"].startswith("wine")]
     store = Store(tmp_path)
-    assert not run_plan(runs, Place(store, "cpu"), say=lambda _: None).failed
-    table = outliers.table(store, runs)
-    assert list(table) == ["wine"]
-    assert table["wine"]["lof"] == pytest.approx(0.976, abs=0.04)
-    assert all(0.85 < area <= 1 for area in table["wine"].values())
+    assert not run_plan(chosen, Place(store, "cpu"), say=lambda _: None).failed
+    table = outliers.table(store, chosen)
+    assert list(table) == ["tables"]
+    assert set(table["tables"]) == {outliers.OURS, *outliers.TOOLS}
+    assert all(0.5 < area <= 1 for area in table["tables"].values())
+
+
+@pytest.mark.slow
+def test_false_alarms_are_counted_for_every_detector(tmp_path):
+    runs = [run for run in alarms.plan([50]) if run.settings["family"] == "spectrograms"]
+    store = Store(tmp_path)
+    assert not run_plan(runs[:2], Place(store, "cpu"), say=lambda _: None).failed
+    table = alarms.table(store, runs[:2])
+    assert list(table) == ["50 training samples"]
+    assert set(table["50 training samples"]) == set(alarms.DETECTORS)
+    assert all(0 <= share < 0.5 for share in table["50 training samples"].values())
+    assert page.multiples("alarms", table) == {}

@@ -8,7 +8,7 @@ import pytest
 from mvrbm.errors import InputError
 from tools import fuzz, fuzz_inputs
 
-COUNTS = {"idx": 600, "array": 600, "shards": 300, "image": 300, "table": 60, "documents": 300}
+COUNTS = {"idx": 600, "array": 600, "shards": 300, "image": 300, "table": 60, "documents": 300, "alignment": 300}
 COUNTS |= dict.fromkeys(fuzz_inputs.FOLDERS, 60)
 
 

@@ -12,8 +12,9 @@ _MAPS_HELP = (
     "Also write maps that show how unlikely each entry is given the others. A .npy file contains one map per sample. "
     "An image shows each sample next to its map, starting with the most unusual samples."
 )
+_EPOCHS_HELP = "Also train a machine for this number of epochs."
 _SHARE_HELP = "Fraction of outliers in the training data."
-_SHARE_DEFAULT = "a threshold is chosen automatically"
+_SHARE_DEFAULT = "2 % of new normal samples are outliers"
 # Number of the most unusual samples to list.
 _MOST_SHOWN = 10
 
@@ -26,7 +27,7 @@ def outliers(
     save: opt.SaveModel = None,
     maps: Annotated[Path | None, opt.new(_MAPS_HELP)] = None,
     contamination: Annotated[float | None, opt.new(_SHARE_HELP, default=_SHARE_DEFAULT, min=0, max=0.5)] = None,
-    epochs: Annotated[int | None, opt.new("Number of epochs.", default="about 3,000 updates", min=1)] = None,
+    epochs: Annotated[int | None, opt.new(_EPOCHS_HELP, default="no machine", min=1)] = None,
     dayfirst: opt.DayFirst = None,
     rows: opt.Rows = None,
     columns: opt.Columns = None,

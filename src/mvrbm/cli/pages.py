@@ -58,16 +58,17 @@ def demo(
 ) -> None:
     """Train models on 4,000 digits and write a report that shows what they can do.
 
-    The command prints the path of the report. It also writes a playground for one of the models to the same folder.
+    The command prints the path of the report. It also writes a playground for one of the models, and a page that
+    enlarges photographs, to the same folder.
     """
     from mvrbm.extras import require
     from mvrbm.io.atomic import check_output
 
     for package in ("matplotlib", "jinja2", "mlxtend"):  # report a missing package before training
         require(package, "the demo", "demo")
-    from mvrbm.pages.demo import playground_of, run
+    from mvrbm.pages.demo import enlarging_of, playground_of, run
 
-    for path in (out, playground_of(out)):
+    for path in (out, playground_of(out), enlarging_of(out)):
         check_output(path, force, _SUFFIXES)
     result = run(out, seed=seed, device=device.value, quick=quick)
     show(result, as_json, str(result["report"]))

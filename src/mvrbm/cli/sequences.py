@@ -17,11 +17,12 @@ from mvrbm.cli.inference import Start
 
 _FAMILY_HELP = "Aligned sequences: a FASTA, A2M, A3M or Stockholm file, which may be compressed with gzip."
 _ALPHABET_HELP = "protein, rna, dna, or the letters themselves."
-_HIDDEN_HELP = "Hidden shape, such as 40x10, or a number of units with --coupling dense."
+_HIDDEN_HELP = "Number of hidden units, or shape of the hidden layer, such as 40x10."
 _IDENTITY_HELP = "Sequences that agree at this fraction of the sites share one weight. none: all weights are equal."
 _LOG_HELP = "CSV file for metrics of up to 500 sequences, one row per epoch."
 _FASTA_HELP = "FASTA file for the new sequences. A name that ends in .gz compresses it."
 _FIXED_HELP = "Letters that every sequence must have, and question marks at all other sites, such as 'MK??A'."
+_TEMPERATURES_HELP = "Number of temperatures of parallel tempering, which helps chains to move between modes."
 _START_HELP = "Initial states of the Gibbs chains."
 _NORMALIZE_HELP = "Subtract an estimate of log Z, so that scores are log-likelihoods in nats."
 
@@ -155,6 +156,7 @@ def sample(
     n: Annotated[int, typer.Option("-n", "--number", min=1, help="Number of sequences to draw.")] = 1000,
     fixed: Annotated[str | None, opt.new(_FIXED_HELP, metavar="PATTERN")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of Gibbs steps per chain.")] = 1000,
+    temperatures: Annotated[int | None, opt.new(_TEMPERATURES_HELP, default="no tempering", min=2)] = None,
     start: Annotated[Start | None, opt.new(_START_HELP, default="the training chains, if available")] = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
@@ -170,7 +172,8 @@ def sample(
 
     check_output(out, force)
     model = load_model(model_folder, device, seed)
-    sequences = model.sample(n, steps=steps, init=None if start is None else start.value, fixed=fixed)
+    init = None if start is None else start.value
+    sequences = model.sample(n, steps=steps, init=init, fixed=fixed, temperatures=temperatures)
     write_fasta(out, sequences, force=force)
     result = {"out": str(out), "sequences": n, "steps": steps, "memory": round(model.memory_, 4), "fixed": fixed}
     text = f"{out}: {n:,} sequences, {steps:,} Gibbs steps"

@@ -40,6 +40,10 @@ class GenerationMixin(BaseRBM):
         -------
         array, or dict of str to array if there are several modalities
             Samples, in the format of `init` if it is an array, or in the format of the training data otherwise.
+
+        Notes
+        -----
+        For all estimators of this class, `sample` returns what `fit` takes as training data.
         """
         check_is_fitted(self)
         whole_number(n, "n")

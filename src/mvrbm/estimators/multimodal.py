@@ -51,7 +51,10 @@ class MMVRBM(ArrayRBM):
     an array of one-hot rows. Such a modality becomes a categorical layer with a ``Dense`` coupling, and `sample` can
     then generate samples with a given label.
 
-    `predict` predicts missing modalities from the given modalities, and `inpaint` fills in unknown entries.
+    `predict` predicts missing modalities from the given modalities, and `inpaint` fills in unknown entries. The model
+    learns the joint distribution of all modalities. If you only need to predict one label, a discriminative classifier
+    such as :class:`~mvrbm.MVRBMClassifier` is more accurate.
+
     `components_`, `intercept_visible_` and the result of `components` are dicts keyed by modality.
 
     Parameters
@@ -179,7 +182,7 @@ class MMVRBM(ArrayRBM):
         counts = dict(self.class_count_)
         for name in self._labels:
             one_hot = data[name] if known is None else np.where(known[name], data[name], 0)
-            counts[name] = counts.get(name, 0) + np.sum(one_hot, 0, dtype=np.float64)
+            counts[name] = np.asarray(counts.get(name, 0) + np.sum(one_hot, 0, dtype=np.float64))
         self.class_count_ = counts
         if self._labels and known is None and not trainer.interrupted:
             name = self._labels[0]
@@ -285,7 +288,7 @@ class MMVRBM(ArrayRBM):
         check_is_fitted(self)
         if label is None and self.class_count_ and mask is None and (init is None or isinstance(init, str)):
             name, counts = next(iter(self.class_count_.items()))
-            codes = draw_codes(counts, whole_number(1 if n is None else n, "n"), self._rng())
+            codes = draw_codes(counts, whole_number(1 if n is None else n, "n"), self._rng().split(1)[0])
             label = {name: self._classes(name)[codes.numpy()]}
         if label is None:
             drawn = super().sample(1 if n is None else n, steps=steps, init=init, mask=mask, mean=mean)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from mvrbm.likelihood import (
     log_partition_interval,
     pseudo_log_likelihood,
 )
-from mvrbm.sampling import Layers, Mixing, chain_memory, check_mixing, sample
+from mvrbm.random import RandomSource
+from mvrbm.sampling import Layers, Mixing, ParallelTempering, chain_memory, check_mixing, sample
 from mvrbm.saving import register
 from mvrbm.units import Unit
 from mvrbm.updates.recipe import Recipe
@@ -179,6 +180,7 @@ class AlignedRBM(ArrayRBM):
         mask: Any = None,
         mean: bool = False,
         fixed: str | None = None,
+        temperatures: int | None = None,
         as_array: bool = False,
     ) -> Any:
         """Draw new sequences from the model by Gibbs sampling.
@@ -203,6 +205,9 @@ class AlignedRBM(ArrayRBM):
             (n, sites, letters).
         fixed : str, optional
             Letters that every sequence must have, and question marks at all other sites, such as ``"MK??A"``.
+        temperatures : int, optional
+            Number of temperatures of parallel tempering. The chains exchange states with chains at higher temperatures,
+            which move between modes more easily, but a step takes `temperatures` times as long. Default: no tempering.
         as_array : bool, default=False
             Whether to return integer codes of shape (n, sites) instead of strings.
 
@@ -213,8 +218,11 @@ class AlignedRBM(ArrayRBM):
         """
         check_is_fitted(self)
         if mask is not None or mean or not (init is None or isinstance(init, str)):
-            if fixed is not None:
-                raise ValueError("fixed cannot be combined with mask, mean or initial sequences; use '?' in init")
+            if fixed is not None or temperatures is not None:
+                raise ValueError(
+                    f"{'fixed' if fixed is not None else 'temperatures'} cannot be combined with mask, mean or initial "
+                    "sequences" + ("; use '?' in init" if fixed is not None else "")
+                )
             found = super().sample(n, steps=steps, init=init, mask=mask, mean=mean)
             return found if mean else self._as_letters(torch.from_numpy(found), as_array)
         rng = self._rng()
@@ -231,22 +239,38 @@ class AlignedRBM(ArrayRBM):
             known = known.expand(start[VISIBLE].shape) if bool(known.any()) else None
         self._warn_of_recipe()
         with sensible_threads(self.machine_, n):
-            end = self._sampled(start, known, whole_number(steps, "steps"), rng)
+            end = self._sampled(start, known, whole_number(steps, "steps"), temperatures, rng)
         return self._as_letters(end, as_array)
 
-    def _sampled(self, start: Layers, known: Tensor | None, steps: int, rng: Any) -> Tensor:
+    def _sampled(
+        self, start: Layers, known: Tensor | None, steps: int, temperatures: int | None, rng: RandomSource
+    ) -> Tensor:
         """Run the chains, compare their states in the middle and at the end, and return the states at the end."""
         n = len(start[VISIBLE])
-        middle: Layers = start
         masks = None if known is None else {VISIBLE: known}
-        if steps > 1:
-            middle = sample(self.machine_, n, steps // 2, rng, init=start, mask=masks, check=False).visible
-        end = sample(self.machine_, n, steps - steps // 2, rng, init=middle, mask=masks, check=False).visible
+        run: Callable[[Layers, int], Layers]
+        if temperatures is None:
+
+            def run(layers: Layers, count: int) -> Layers:
+                return sample(self.machine_, n, count, rng, init=layers, mask=masks, check=False).visible
+
+        else:
+            whole_number(temperatures, "temperatures", 2)
+            center = {VISIBLE: start[VISIBLE].mean(0, keepdim=True)}
+            chains = ParallelTempering(
+                self.machine_, n, temperatures, rng=rng, init=start, mask=masks, center=center, check=False
+            )
+
+            def run(layers: Layers, count: int) -> Layers:
+                return chains.step(count)
+
+        middle = run(start, steps // 2) if steps > 1 else start
+        end = run(middle, steps - steps // 2)
         self.memory_ = chain_memory(self.machine_, middle, end) if n > 1 else math.nan
         if n >= _ENOUGH_CHAINS and self.memory_ > _MEMORABLE:
             warnings.warn(
                 f"the chains remember {self.memory_:.0%} of their states after {steps - steps // 2:,} Gibbs steps, so "
-                "the sequences depend on the initial states; increase steps",
+                "the sequences depend on the initial states; increase steps or set temperatures",
                 MixingWarning,
                 stacklevel=3,
             )
@@ -257,21 +281,28 @@ class AlignedRBM(ArrayRBM):
         return codes if as_array else self.alphabet_.decode(codes)
 
     def to_fasta(
-        self, path: str | os.PathLike[str], n: int = 1000, *, steps: int = 1000, fixed: str | None = None,
+        self,
+        path: str | os.PathLike[str],
+        n: int = 1000,
+        *,
+        steps: int = 1000,
+        fixed: str | None = None,
+        temperatures: int | None = None,
         force: bool = False,
-    ) -> Path:  # fmt: skip
+    ) -> Path:
         """Draw `n` new sequences and write them to a FASTA file. Return the path of the file.
 
         Parameters
         ----------
         path : path
             The file. A name that ends in ``.gz`` compresses it.
-        n, steps, fixed
+        n, steps, fixed, temperatures
             See :meth:`sample`.
         force : bool, default=False
             Whether an existing file may be replaced.
         """
-        return write_fasta(path, self.sample(n, steps=steps, fixed=fixed), force=force)
+        sequences = self.sample(n, steps=steps, fixed=fixed, temperatures=temperatures)
+        return write_fasta(path, sequences, force=force)
 
     def complete(self, X: Any, *, steps: int = 100, burn_in: int = 50) -> list[str]:
         """Replace each unknown letter with the most probable letter given the known letters of the sequence.

@@ -47,8 +47,8 @@ _ENTRIES_AT_ONCE = 2**22
 # Beta coefficients for Adam. The first coefficient is lower than the default, because the gradients of contrastive
 # divergence change quickly.
 _ADAM_BETAS = (0.5, 0.999)
-# Precision (inverse variance) of the Gaussian prior on the weights. Chosen on validation documents of 20 Newsgroups, for
-# 300 to 10,000 training documents.
+# Precision (inverse variance) of the Gaussian prior on the weights. Chosen on validation documents of 20 Newsgroups,
+# for 300 to 10,000 training documents.
 _PRECISION = 5.0
 
 
@@ -212,8 +212,9 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         with undo_on_error(self, [self.machine_] if continues else []):
             former = self.trainer_ if continues else None
             counts = self._prepare(X, continues=continues)
-            begins = former is None or former.scheduler is not None
-            trainer = self._new_trainer(None, counts.shape[0]) if begins else former
+            trainer = former
+            if trainer is None or trainer.scheduler is not None:
+                trainer = self._new_trainer(None, counts.shape[0])
             trainer.restart_epoch()  # an interrupted epoch may have used different documents
             self._train(trainer, counts, trainer.epoch + 1, (), initialize=not continues)
         trainer.raise_if_interrupted()

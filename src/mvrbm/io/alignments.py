@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mvrbm.errors import AlignmentWarning, InputError
+from mvrbm.errors import AlignmentWarning, InputError, MemoryLimitError
 from mvrbm.io.alphabets import ALPHABETS, INVALID, UNKNOWN, UNKNOWN_LETTER, Alphabet, as_alphabet, detect_alphabet
 from mvrbm.io.atomic import check_output, replace_file
 from mvrbm.io.formats import reading, some_of
@@ -60,8 +60,9 @@ class Alignment:
 
     def __getitem__(self, rows: Any) -> Alignment:
         """Return the alignment of some of the sequences."""
-        names = None if self.names is None else list(np.asarray(self.names, dtype=object)[rows])
-        return Alignment(self.codes[rows], self.alphabet, names)
+        chosen = np.atleast_1d(np.arange(len(self))[rows])
+        names = None if self.names is None else [self.names[row] for row in chosen]
+        return Alignment(self.codes[chosen], self.alphabet, names)
 
     @property
     def n_sites(self) -> int:
@@ -86,7 +87,7 @@ class Alignment:
         n, sites = self.codes.shape
         dtype = torch.uint8 if self.complete else torch.float32
         size = n * sites * len(self.alphabet)
-        check_memory(size, f"the one-hot encoding of {n:,} sequences of {sites:,} sites", torch.empty(0, dtype=dtype))
+        _check_memory(size, f"the one-hot encoding of {n:,} sequences of {sites:,} sites", dtype)
         rows = np.zeros((256, len(self.alphabet)), np.uint8 if self.complete else np.float32)
         np.fill_diagonal(rows, 1)
         if not self.complete:
@@ -220,9 +221,17 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
         total += len(line)
         if total > checked + _LETTERS_PER_CHECK:
             checked = total
-            check_memory(total, f"reading {path}", torch.empty(0, dtype=torch.uint8))
+            _check_memory(total, f"reading {path}")
         if stripped := line.strip():
             yield number, stripped
+
+
+def _check_memory(count: int, what: str, dtype: torch.dtype = torch.uint8) -> None:
+    """Raise `MemoryLimitError` if an array of `count` entries requires more memory than is available."""
+    try:
+        check_memory(count, what, torch.empty(0, dtype=dtype))
+    except MemoryLimitError as error:
+        raise MemoryLimitError(f"{error}; pass fewer sequences, for example without those that are similar") from None
 
 
 def _fasta(lines: Iterator[tuple[int, bytes]], path: Path) -> tuple[list[str], list[bytes], list[int]]:
@@ -279,9 +288,10 @@ def _note(text: str) -> None:
 
 def _rows_of(data: Any, items: list[Any]) -> tuple[list[bytes], list[str] | None]:
     """Return the letters and the names of strings, of rows of letters, or of the records of a Biopython alignment."""
-    names = None
-    if items and hasattr(items[0], "seq"):
-        names = [str(item.id) for item in items]
+    # Biopython has two classes of alignments: one contains records, and the other contains strings and has records.
+    records = items if items and hasattr(items[0], "seq") else list(getattr(data, "sequences", ()))
+    names = [str(record.id) for record in records] if len(records) == len(items) else None
+    if records is items:
         items = [str(item.seq) for item in items]
     rows = []
     for number, item in enumerate(items):

@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 
 from mvrbm.errors import InputError
 from mvrbm.io.formats import open_npy, reading
+from mvrbm.io.untrusted import check_regular_file
 
 __all__ = ["read_distances"]
+
+# Largest size of a file in bytes: a constant, and a number of bytes per pair of sites.
+_ALLOWANCE, _BYTES_PER_PAIR = 2**20, 256
 
 
 def read_distances(path: str | os.PathLike[str], n_sites: int) -> NDArray[Any]:
@@ -33,6 +37,8 @@ def read_distances(path: str | os.PathLike[str], n_sites: int) -> NDArray[Any]:
         Distances, which are NaN for pairs that are not in the file.
     """
     path = Path(path)
+    if (size := check_regular_file(path)) > (largest := _ALLOWANCE + _BYTES_PER_PAIR * n_sites**2):
+        raise InputError(f"{path} has {size:,} bytes, but distances between {n_sites} sites have at most {largest:,}")
     with reading(path):
         values = np.asarray(open_npy(path), dtype=float) if path.suffix == ".npy" else _numbers(path)
     if values.shape == (n_sites, n_sites):

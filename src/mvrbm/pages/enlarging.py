@@ -17,8 +17,8 @@ from mvrbm.vision.shipped import shipped_stages
 from mvrbm.vision.stages import SymmetricStage
 from mvrbm.vision.super_resolution import SuperResolver
 
-# Photograph for the button "Use the example".
-_EXAMPLE = Path(__file__).parent / "templates" / "example.png"
+# Photograph that the page enlarges first: part of a NASA portrait of Eileen Collins, in the public domain.
+EXAMPLE = Path(__file__).parent / "templates" / "example.png"
 # Scalar settings of a stage that the page uses.
 _SETTINGS = ("patch", "stride", "floor")
 # Arrays of a stage that the page uses.
@@ -58,7 +58,7 @@ def template_values(stages: Mapping[int, Sequence[SymmetricStage]], rounds: int)
         for scale, of_scale in stages.items()
     ]
     parameters = sum(p.numel() for of_scale in stages.values() for stage in of_scale for p in stage.parameters())
-    example = base64.b64encode(_EXAMPLE.read_bytes()).decode()
+    example = base64.b64encode(EXAMPLE.read_bytes()).decode()
     return {"models": models, "parameters": f"{parameters:,}", "example": example, "version": __version__}
 
 

@@ -40,13 +40,15 @@ class Figure:
     caption: str
 
 
-def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, symmetric: bool = False) -> Figure:
+def image_grid(
+    images: NDArray[Any], alt: str, caption: str, *, columns: int, symmetric: bool = False, zoom: int = 2
+) -> Figure:
     """Arrange images in a grid.
 
     Parameters
     ----------
-    images : array of shape (n, height, width)
-        Images with values between 0 (black) and 1 (white).
+    images : array of shape (n, height, width) or (n, height, width, 3)
+        Grayscale or RGB images with values between 0 (black) and 1 (white).
     alt : str
         Alternative text for readers who cannot see the images.
     caption : str
@@ -56,6 +58,8 @@ def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, sy
     symmetric : bool
         Whether to scale each image separately so that zero is displayed as middle gray. Use this option for filters,
         which have positive and negative values.
+    zoom : int
+        Number of screen pixels per pixel, along each axis.
 
     Returns
     -------
@@ -66,29 +70,30 @@ def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, sy
 
     values = np.asarray(images, dtype=np.float64)
     if symmetric:
-        peak = np.abs(values).max(axis=(1, 2), keepdims=True)
+        peak = np.abs(values).max(axis=tuple(range(1, values.ndim)), keepdims=True)
         values = 0.5 + 0.5 * values / np.where(peak > 0, peak, 1)
     picture = Image.fromarray(np.round(_arrange(np.clip(values, 0, 1), columns) * 255).astype(np.uint8))
     png = io.BytesIO()
     picture.save(png, "PNG", optimize=True)
-    size = f'class="pixels" width="{2 * picture.width}" height="{2 * picture.height}"'
+    size = f'class="pixels" width="{zoom * picture.width}" height="{zoom * picture.height}"'
     return Figure(_img(png, alt, size), caption)
 
 
 def _arrange(images: NDArray[Any], columns: int) -> NDArray[Any]:
-    """Arrange images of shape (n, height, width) in a grid with transparent gaps.
+    """Arrange images in a grid with transparent gaps.
 
-    Returns a three-dimensional array whose last axis contains the gray and alpha values of a pixel.
+    Returns a three-dimensional array whose last axis contains the gray or color values of a pixel, and alpha.
     """
-    n, height, width = images.shape
+    values = images.reshape(*images.shape[:3], -1)
+    n, height, width, channels = values.shape
     rows = -(-n // columns)
     gap = max(1, height // 14)
-    sheet = np.zeros((rows * (height + gap) - gap, columns * (width + gap) - gap, 2))
-    for i, image in enumerate(images):
+    sheet = np.zeros((rows * (height + gap) - gap, columns * (width + gap) - gap, channels + 1))
+    for i, image in enumerate(values):
         top = (i // columns) * (height + gap)
         left = (i % columns) * (width + gap)
-        sheet[top : top + height, left : left + width, 0] = image
-        sheet[top : top + height, left : left + width, 1] = 1
+        sheet[top : top + height, left : left + width, :-1] = image
+        sheet[top : top + height, left : left + width, -1] = 1
     return sheet
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mvrbm import __version__
@@ -21,6 +22,12 @@ _PICTURE_UNITS = ("bernoulli", "gaussian")
 _LABEL_UNITS = ("categorical",)
 # Maximum number of training chains to include as initial images. 40 binary images of 28x28 pixels take 42 kB.
 _MAX_STARTS = 40
+# Images are centered if the standard deviation of their centers of mass is below this number of pixels on both axes.
+_CENTERED = 1.0
+# Share of the training chains in which a pixel is ink, above which it belongs to the frame to draw in.
+_OFTEN = 0.1
+
+Array = NDArray[Any]
 
 
 def write_playground(model: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
@@ -65,12 +72,17 @@ def _template_values(model: Any, title: str) -> dict[str, Any]:
     chains = getattr(model, "chains_", {})
     rows, columns = visible.shape
     hidden_shape = " × ".join(map(str, hidden.shape))
-    described = {
+    described: dict[str, Any] = {
         "visible": {**_describe(visible, machine.links[picture]), "range": _gray_range(visible, chains.get(picture))},
         "hidden": _describe(hidden),
         "label": None,
         "starts": _starts(chains, picture, label),
+        "center": None,
+        "frame": None,
     }
+    if picture in chains and visible.name == "bernoulli":
+        images = chains[picture].cpu().numpy()
+        described |= {"center": _center(images), "frame": _frame(images)}
     if label is not None:
         unit = machine.layers[label]
         classes = _classes(model, label, unit.shape[0])
@@ -161,6 +173,27 @@ def _starts(chains: Mapping[str, Tensor], picture: str, label: str | None) -> di
     positions = [np.count_nonzero(labels[:row] == labels[row]) for row in range(len(labels))]
     rows = np.argsort(positions, kind="stable")[:_MAX_STARTS]
     return {"visible": _encode(chains[picture][rows]), "labels": labels[rows].tolist()}
+
+
+def _center(images: Array) -> list[float] | None:
+    """Return the center of mass (row, column) of binary images, or None if the images are not centered."""
+    ink = images.sum((1, 2))
+    images, ink = images[ink > 0], ink[ink > 0]
+    places = np.indices(images.shape[1:])
+    centers = np.array([(images * axis).sum((1, 2)) / ink for axis in places])  # (2, n)
+    if len(images) == 0 or (centers.std(1) > _CENTERED).any():
+        return None
+    return [float(center) for center in centers.mean(1)]
+
+
+def _frame(images: Array) -> list[int] | None:
+    """Return the edges (top, left, bottom, right) of the pixels that are often ink, or None if no pixel is."""
+    often = images.mean(0) > _OFTEN
+    if not often.any():
+        return None
+    ends = [(int(np.flatnonzero(line)[0]), int(np.flatnonzero(line)[-1]) + 1) for line in (often.any(1), often.any(0))]
+    (top, bottom), (left, right) = ends
+    return [top, left, bottom, right]
 
 
 def _classes(model: Any, label: str, count: int) -> list[str]:

@@ -22,7 +22,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """Section of a report: a heading, paragraphs, links, tables and figures.
+    """Section of a report: a heading, paragraphs, links, code, tables and figures.
 
     Each link is a (text, URL) pair.
     """
@@ -32,6 +32,7 @@ class Section:
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     links: Sequence[tuple[str, str]] = ()
+    code: str = ""
 
 
 @dataclass(frozen=True)

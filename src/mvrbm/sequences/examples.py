@@ -23,10 +23,8 @@ _CUBE = [
 def load_lattice_proteins() -> tuple[Alignment, Array]:
     """Load 2,000 sequences of lattice proteins, and the distances between their sites.
 
-    A lattice protein is a chain of 27 amino acids that fills a cube of 3 x 3 x 3 points. The sequences were sampled by
-    Jacquin, Gilson, Shakhnovich, Cocco and Monasson, "Benchmarking inverse statistical approaches for protein structure
-    and design with exactly solvable models", PLOS Computational Biology (2016). They all fold into the same structure,
-    and come from the package PGM of J. Tubiana (BSD 3-clause license).
+    A lattice protein is a chain of 27 amino acids that fills a cube of 3 x 3 x 3 points. All of these sequences fold
+    into the same structure. They are some of the sequences in the package PGM of J. Tubiana (BSD 3-clause license).
 
     Returns
     -------
@@ -34,6 +32,11 @@ def load_lattice_proteins() -> tuple[Alignment, Array]:
         The sequences.
     array of shape (27, 27)
         Distances between the points of the sites. Sites at distance 1 are in contact.
+
+    References
+    ----------
+    Tubiana, Cocco and Monasson, "Learning compositional representations of interacting systems with restricted
+    Boltzmann machines: comparative study of lattice proteins", Neural Computation (2019).
 
     Examples
     --------

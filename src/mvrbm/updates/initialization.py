@@ -13,6 +13,7 @@ from mvrbm.distributed import World
 from mvrbm.errors import ConstantDataWarning
 from mvrbm.machine import INITIAL_NORM, BoltzmannMachine
 from mvrbm.random import RandomSource
+from mvrbm.units import Unit
 from mvrbm.updates.gradient import Centering
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
@@ -24,6 +25,9 @@ _RATE = 3.0
 # The same for coupled Gaussian layers. For a singular value w of the coupling, the gradient of CD-1 is proportional to
 # w (c - c w^4 - w^2 - 1), where c is the variance of the data in that direction. Near w = 1, its slope is -4 (c + 1).
 _GAUSSIAN_RATE = 0.25
+# Upper limit on the product of a learning rate and the curvature along a column for units with unbounded statistics.
+# With momentum 0.5, gradient descent diverges from 3.
+_LARGEST_PER_COLUMN = 2.0
 # Initial standard deviation of the hidden fields.
 _FIELD_SPREAD = 0.3
 # Total variance below which the data is considered nearly constant. The initial weights are then smaller.
@@ -151,7 +155,10 @@ def safe_rates(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
     learning rate is safe if it is at most about the inverse of the sum of these two bounds.
 
     Units with bounded statistics tolerate much larger learning rates than Gaussian units. If all couplings had the
-    learning rate of a Gaussian layer, the other layers would hardly learn.
+    learning rate of a Gaussian layer, the other layers would hardly learn. Large rates begin with oscillations, in
+    which all hidden units are on at the same time. Bounded layers recover from them, but Gaussian layers amplify them.
+    In machines with both, the bound for Gaussian layers therefore contains :math:`K` instead of :math:`v_h K`, and
+    bounded layers learn at half their rate.
     """
     hidden, power = machine.hidden, _power(machine, moments, offsets(machine, recipe, moments), most=recipe.normalized)
     if power < _LEAST_POWER:
@@ -159,18 +166,30 @@ def safe_rates(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
         power = sum(unit.fluctuation * math.prod(unit.shape) for unit in machine.layers.values())
     rows = hidden.fluctuation * power
     coupled_gaussian = hidden.gaussian and any(unit.gaussian for unit in machine.layers.values())
+    bounded = {name for name, unit in machine.layers.items() if _is_bounded(unit) and _is_bounded(hidden)}
+    is_mixed = 0 < len(bounded) < len(machine.layers)
     rates = {}
     for name, unit in machine.layers.items():
-        # Units with bounded statistics saturate, so the actual curvature is far below the bound.
-        factor = recipe.rate_factor * _RATE
-        if not all(map(math.isfinite, (*hidden.statistic_bounds, *unit.statistic_bounds))):
-            # Otherwise, the learning rate may exceed the bound only for a short time, while it decays.
-            factor = 1.0 if recipe.rate_decay is None else _RATE
-        if coupled_gaussian:
-            factor = _GAUSSIAN_RATE
         columns = unit.fluctuation * hidden.fluctuation * math.prod(hidden.shape)
-        rates[name] = min(recipe.largest_rate, factor / (rows + columns))
+        if coupled_gaussian:
+            rate = _GAUSSIAN_RATE / (rows + columns)
+        elif name in bounded:
+            # Units with bounded statistics saturate, so the actual curvature is far below the bound.
+            rate = min(recipe.largest_rate, recipe.rate_factor * _RATE / (rows + columns))
+            rate = rate / 2 if is_mixed else rate
+        else:
+            if is_mixed:
+                columns = unit.fluctuation * math.prod(hidden.shape)
+            # The learning rate may exceed the bound only for a short time, while it decays.
+            factor = 1.0 if recipe.rate_decay is None else _RATE
+            rate = min(factor / (rows + columns), _LARGEST_PER_COLUMN / columns)
+        rates[name] = min(recipe.largest_rate, rate)
     return rates
+
+
+def _is_bounded(unit: Unit) -> bool:
+    """Return whether the statistics of a unit are bounded."""
+    return all(map(math.isfinite, unit.statistic_bounds))
 
 
 def _power(

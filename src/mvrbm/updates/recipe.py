@@ -142,7 +142,7 @@ _GENERATIVE = Recipe(n_epochs=100, negative=PCD(100), rate_factor=8.0, momentum=
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(),
     "generative": _GENERATIVE,
-    "sequences": replace(_GENERATIVE, rate_factor=16.0, largest_rate=4.0, centering="full"),
+    "sequences": replace(_GENERATIVE, rate_factor=16.0, largest_rate=1.0, centering="full"),
     "paper": Recipe(
         n_epochs=10_000,
         batch_size=100,

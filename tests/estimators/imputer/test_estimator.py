@@ -89,29 +89,23 @@ def test_deviations_and_draws_are_scaled_to_the_errors_on_held_out_entries():
     np.testing.assert_allclose(imputer.draw(gaps, 1)[0], np.where(hidden, scaled, x), rtol=1e-6)
 
 
-def noisy_waves(n, seed):
-    """Series of shape (3, 40) with frequencies, phases and heights of their own; the last channel mixes the others."""
+def walks(n, seed):
+    """Arrays of two random walks, with a bit of noise."""
     rng = np.random.default_rng(seed)
-    time = np.arange(40)
-    speed, phase, height = (rng.uniform(*limits, size=(n, 2, 1)) for limits in ((0.1, 0.5), (0, 6.3), (0.5, 2)))
-    waves = height * np.sin(speed * time + phase)
-    return np.concatenate([waves, waves.mean(1, keepdims=True)], axis=1) + 0.1 * rng.normal(size=(n, 3, 40))
+    return rng.normal(size=(n, 2, 30)).cumsum(2) + 0.1 * rng.normal(size=(n, 2, 30))
 
 
-def test_series_are_filled_in_better_than_by_interpolation_and_deviations_cover_the_errors():
-    x = noisy_waves(100, 0)
-    hidden = np.random.default_rng(1).random(x.shape) < 0.3
-    gaps = np.where(hidden, np.nan, x)
-    interpolated = gaps.reshape(-1, 40).copy()
-    for row in interpolated:
-        known = ~np.isnan(row)
-        row[~known] = np.interp(np.flatnonzero(~known), np.flatnonzero(known), row[known])
-    imputer = MVRBMImputer(correction="none", random_state=0)
-    errors = np.abs(imputer.fit_transform(gaps) - x)[hidden]
-    other = np.abs(interpolated.reshape(x.shape) - x)[hidden]
-    assert np.sqrt((errors**2).mean()) < 0.9 * np.sqrt((other**2).mean())
-    covered = (errors <= 2 * imputer.standard_deviation(gaps)[hidden]).mean()
-    assert 0.92 < covered < 0.98
+@pytest.mark.slow
+def test_two_standard_deviations_cover_the_errors_of_holes_in_series():
+    shares = []
+    for seed in range(5):
+        x = walks(80, seed)
+        hidden = np.random.default_rng(seed + 5).random(x.shape) < 0.3
+        gaps = np.where(hidden, np.nan, x)
+        imputer = MVRBMImputer("none", sample_axes=1, random_state=seed)
+        errors = np.abs(imputer.fit_transform(gaps) - x)[hidden]
+        shares.append((errors <= 2 * imputer.standard_deviation(gaps)[hidden]).mean())
+    assert 0.905 < np.mean(shares) < 0.99
 
 
 def test_a_correction_learns_what_is_not_linear():
@@ -224,17 +218,19 @@ def test_columns_without_values_are_dropped_or_zero():
     assert (kept[:, 2] == 0).all()
 
 
+@pytest.mark.fixed_seed  # the choice of the model depends on the data
+@pytest.mark.slow
 @pytest.mark.parametrize("correction", ["none", "rectified"])
-@pytest.mark.parametrize("walks", [False, True])
-def test_loaded_imputers_fill_in_the_same(correction, walks, tmp_path):
+@pytest.mark.parametrize("correlated", [False, True])
+def test_loaded_imputers_fill_in_the_same(correction, correlated, tmp_path):
     x = np.random.default_rng(0).normal(size=(50, 2, 40)).astype(np.float32)
-    x = x.cumsum(2) if walks else x
+    x = x.cumsum(2) if correlated else x
     x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
     imputer = MVRBMImputer(correction, n_epochs=2, random_state=0).fit(x)
     again = mvrbm.load(imputer.save(tmp_path / "model"), device="cpu")
     np.testing.assert_allclose(again.transform(x), imputer.transform(x), atol=1e-5)
     np.testing.assert_allclose(again.standard_deviation(x), imputer.standard_deviation(x), atol=1e-5)
-    assert (imputer._predictor.linear.residuals is not None) == walks
+    assert (imputer._predictor.linear.residuals is not None) == correlated
     assert (again.n_factors_, again.errors_) == (imputer.n_factors_, imputer.errors_)
 
 

@@ -116,7 +116,7 @@ class Table:
     def rows_of(self, x: Tensor) -> Tensor:
         """Return the indices of the rows of one-hot data: (n, *shape) -> (n, sites)."""
         letters = x.reshape(len(x), *self._shape).to(self._letters) @ self._letters
-        return letters.round().long() + self._first_rows  # centered states are one-hot up to rounding
+        return letters.long() + self._first_rows
 
     def to_hidden(self, rows: Tensor) -> Tensor:
         """Compute W x for the states x: (n, sites) -> (n, hidden)."""

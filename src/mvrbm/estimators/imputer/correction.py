@@ -208,7 +208,7 @@ class CorrectionTrainer:
         tested, first = held
         corrected = correction.correct(tested.x, tested.shown, first, self.scaling)
         errors, linear = (squared_errors(each, tested, self.weights).sum(1) for each in (corrected, first))
-        return surely_smaller(errors, linear)
+        return surely_smaller(errors, linear, both=True)
 
     @cached_property
     def _tested(self) -> tuple[Samples, Tensor]:

@@ -125,18 +125,20 @@ def _smaller(best: LinearChoice | None, found: LinearChoice | None) -> LinearCho
     return found if found.error < _BETTER * best.error else best
 
 
-def surely_smaller(errors: Tensor, others: Tensor) -> bool:
+def surely_smaller(errors: Tensor, others: Tensor, *, both: bool = False) -> bool:
     """Return whether the mean of the errors of samples is smaller than that of others, by more than chance.
 
-    The mean difference, or the mean relative difference, must exceed its standard error. The relative difference
-    has less noise if the errors of some samples are much larger than those of others.
+    The mean difference, or the mean relative difference, must exceed its standard error. The relative difference has
+    less noise if the errors of some samples are much larger than those of others. If `both` is True, both differences
+    must exceed their standard errors, so that a gain in a few samples is not sufficient.
     """
     differences = (others - errors).double()
     relative = differences / (others + errors).double().clamp(min=torch.finfo(others.dtype).tiny)
     n = len(differences)
     if n < 2 or not float(differences.mean()) > 0:
         return False
-    return any(float(each.mean()) > _SURE * float(each.std()) / math.sqrt(n) for each in (differences, relative))
+    enough = (float(each.mean()) > _SURE * float(each.std()) / math.sqrt(n) for each in (differences, relative))
+    return all(enough) if both else any(enough)
 
 
 class Trials:

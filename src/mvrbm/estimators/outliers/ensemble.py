@@ -16,9 +16,6 @@ from mvrbm.estimators.outliers.neighbors import Neighbors
 
 Array = NDArray[Any]
 
-# Constant that is added to squared errors in units of their variance, so that blocks that never vary have finite
-# logarithms.
-_LEAST_ERROR = 0.1
 # Minimum standard deviations of the logarithms of errors and of the scores of a part.
 _LEAST_BLOCK_SPREAD = 0.3
 _LEAST_SPREAD = 0.01
@@ -61,18 +58,28 @@ class Spread:
 
 @dataclass(frozen=True)
 class Range:
-    """Range of each entry, which becomes the unit interval. Constant entries have the median range."""
+    """Lowest value and unit of each entry.
+
+    Entries of an array often have the same unit, or the same unit as all others with the same index along one axis,
+    such as a channel. The unit of a slab is its largest range, and the unit of an entry is the smallest unit of the
+    slabs through it. In a table, this is the range of a column. Constant entries have the median unit.
+    """
 
     low: Array
     width: Array
 
     @classmethod
-    def of(cls, values: Array) -> Self:
-        """Return the range of the columns, ignoring NaN."""
+    def of(cls, values: Array, slabs: Sequence[Blocks]) -> Self:
+        """Return the ranges of the columns, ignoring NaN, given the slabs of each axis."""
         known = ~np.isnan(values)
         low = np.where(known, values, np.inf).min(0)
-        width = np.where(known, values, -np.inf).max(0) - low
-        varying = width > 0  # False for columns without values, too
+        ranges = np.where(known, values, -np.inf).max(0) - low  # minus infinity for columns without values
+        width = np.full(len(low), np.inf)
+        for blocks in slabs:
+            entries, starts, sizes = _flattened(blocks)
+            of_slabs = np.maximum.reduceat(ranges[entries], starts)
+            width[entries] = np.minimum(width[entries], of_slabs.repeat(sizes))
+        varying = width > 0
         typical = np.median(width[varying]) if varying.any() else 1.0
         return cls(np.where(np.isfinite(low), low, 0.0), np.where(varying, width, typical))
 
@@ -97,29 +104,31 @@ class Ensemble:
     parts: Spread  # of the scores of the parts
 
     @classmethod
-    def fit(cls, values: Array, partitions: Sequence[Blocks], others: Array) -> tuple[Self, Array]:
+    def fit(cls, values: Array, slabs: Sequence[Blocks], more: Sequence[Blocks], others: Array) -> tuple[Self, Array]:
         """Fit all parts, and return the ensemble and a score of each sample by parts that were not fitted to it.
 
         Parameters
         ----------
         values : array of shape (n, D)
             Training samples.
-        partitions : sequence of blocks
-            Blocks that are hidden one at a time. Each partition is one part of the ensemble.
+        slabs, more : sequence of blocks
+            Blocks that are hidden one at a time: the slabs of each axis, and further partitions of the entries. Each
+            partition is one part of the ensemble.
         others : array of shape (n, m)
             Scores of further detectors that were not fitted to the sample, which are more parts.
         """
-        ensemble, scores = cls._fit(values, partitions, others)
+        ensemble, scores = cls._fit(values, slabs, more, others)
         if _OUTER_FOLDS <= len(values) < _FEW_SAMPLES:
             for rest, held in _folds(len(values), _OUTER_FOLDS):
-                fold, _ = cls._fit(values[rest], partitions, others[rest])
+                fold, _ = cls._fit(values[rest], slabs, more, others[rest])
                 scores[held] = fold.scores(values[held], others[held])
         return ensemble, scores
 
     @classmethod
-    def _fit(cls, values: Array, partitions: Sequence[Blocks], others: Array) -> tuple[Self, Array]:
+    def _fit(cls, values: Array, slabs: Sequence[Blocks], more: Sequence[Blocks], others: Array) -> tuple[Self, Array]:
         """Fit all parts to samples, and return scores in which only the linear model is cross-fitted."""
-        scaling = Range.of(values)
+        partitions = [*slabs, *more]
+        scaling = Range.of(values, slabs)
         observed = ~np.isnan(values)
         x, linear = _filled(scaling.scale(values), observed)
         neighbors = Neighbors(x)
@@ -156,7 +165,8 @@ def combine(z: Array) -> Array:
     scores that are more than 1.5 standard deviations below the mean count by their distance from this point.
     """
     deviations: Array = np.maximum(z, 0) + np.maximum(-z - _TOLERANCE, 0)
-    return np.sqrt((deviations**2).mean(1))
+    means: Array = np.sqrt((deviations**2).mean(1))
+    return means
 
 
 def threshold(scores: Array, share: float) -> float:
@@ -195,10 +205,20 @@ def _filled(x: Array, observed: Array) -> tuple[Array, LinearPrediction]:
 
 
 def _log_errors(linear: LinearPrediction, x: Array, observed: Array, blocks: Blocks) -> Array:
-    """Return the logarithm of the mean squared error of each block, or NaN if no entry is observed."""
-    counts = np.stack([observed[:, block].sum(1) for block in blocks], axis=1)
+    """Return the logarithm of 1 + the mean squared error of each block, or NaN if no entry is observed.
+
+    Normal errors are about 1, and errors of blocks that hardly vary are much smaller, which does not matter.
+    """
+    entries, starts, _ = _flattened(blocks)
+    counts = np.add.reduceat(observed[:, entries], starts, axis=1, dtype=int)
     errors = linear.block_errors(x, blocks) / counts.clip(1)
-    return np.where(counts > 0, np.log(errors + _LEAST_ERROR), np.nan)
+    return np.where(counts > 0, np.log1p(errors), np.nan)
+
+
+def _flattened(blocks: Blocks) -> tuple[Array, Array, Array]:
+    """Return the entries of all blocks, and where each block starts in them and how many entries it has."""
+    sizes = np.array([len(block) for block in blocks])
+    return np.concatenate(blocks), np.cumsum(sizes) - sizes, sizes
 
 
 def _top(z: Array) -> Array:

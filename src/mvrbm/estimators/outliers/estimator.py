@@ -221,12 +221,13 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         sample = data[np.unique(np.linspace(0, len(data) - 1, most).astype(int))]
         self._byte_scale = 255 if sample.dtype == np.uint8 or _within_unit_interval(sample) else 1
         others = np.zeros((len(sample), 0))
-        self._masked = None
-        for name in ("model_", "dispersion_"):
-            vars(self).pop(name, None)
+        self._masked: MaskedPrediction | None = None
+        for name in {"model_", "dispersion_"} & vars(self).keys():
+            delattr(self, name)
         if self._has_machine:
             others = self._fit_machine(data, sample)
-        self._ensemble, self._held_out = Ensemble.fit(self._rows(sample), self._partitions(), others)
+        self._ensemble: Ensemble | None
+        self._ensemble, self._held_out = Ensemble.fit(self._rows(sample), *self._partitions(), others)
         check_finite(self._held_out[:, None])
         if self.contamination == "auto":
             self.offset_ = -threshold(self._held_out, self.false_alarms)
@@ -413,13 +414,13 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         shape = self.visible_shape_ if self._masked is None else self._masked.machine.layers[VISIBLE].site_shape
         return shape, list(entries.reshape(math.prod(shape), -1))
 
-    def _partitions(self) -> list[Blocks]:
-        """Return the partitions of a sample into blocks that are hidden in turn."""
+    def _partitions(self) -> tuple[Sequence[Blocks], Sequence[Blocks]]:
+        """Return the slabs of each axis, and further partitions of a sample into blocks."""
         shape, sites = self._sites
-        partitions = slabs(shape)
-        if len(shape) > 1 or self._block(shape) != (1,):
-            partitions.append(divide(shape, self._block(shape), [False] * len(shape)))
-        return [_of_entries(blocks, sites) for blocks in partitions]
+        block = self._block(shape)
+        more = [divide(shape, block, [False] * len(shape))] if len(shape) > 1 or block != (1,) else []
+        axes, others = ([_of_entries(blocks, sites) for blocks in partitions] for partitions in (slabs(shape), more))
+        return axes, others
 
     def _rows(self, data: Array) -> Array:
         """Return samples as rows in double precision. Bytes are converted to the unit of the training data."""
@@ -542,7 +543,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
             size = math.prod(self.visible_shape_)
             found: dict[str, tuple[int, ...]] = {"low": (size,), "width": (size,), "samples": (n_samples, size)}
             found["held_out"] = (n_samples,)
-            counts = {f"errors.{i}": len(blocks) for i, blocks in enumerate(self._partitions())}
+            counts = {f"errors.{i}": len(blocks) for i, blocks in enumerate(itertools.chain(*self._partitions()))}
             counts["parts"] = len(counts) + N_DISTANCES + len(machines) - 1
             found |= {f"{name}.center": (count,) for name, count in counts.items()}
             return found | {f"{name}.scale": (count,) for name, count in counts.items()}
@@ -555,7 +556,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         if len(machines) > 1:
             self.model_ = _model_of(machines[1], folder, described["model"], self.device)
             self._masked = self._masked_prediction(self.model_.machine_)
-        partitions = self._partitions()
+        partitions = [*itertools.chain(*self._partitions())]
         *errors, parts = (
             Spread(arrays[f"{name}.center"], arrays[f"{name}.scale"])
             for name in (*(f"errors.{i}" for i in range(len(partitions))), "parts")

@@ -78,7 +78,8 @@ class LinearPrediction:
             solved: Array = np.linalg.solve(np.eye(len(block)) - weights.T @ weights, self.variance * r.T).T
             return solved
         inner = np.eye(len(weights)) - weights @ weights.T  # Woodbury's identity
-        return self.variance * (r + np.linalg.solve(inner, weights @ r.T).T @ weights)
+        product: Array = self.variance * (r + np.linalg.solve(inner, weights @ r.T).T @ weights)
+        return product
 
     def block_errors(self, x: Array, blocks: Blocks) -> Array:
         r"""Return the squared prediction errors of hidden blocks, in units of their covariance, (n, n_blocks).
@@ -104,7 +105,8 @@ class LinearPrediction:
             covariance = self.covariance_times(block, np.eye(len(block)))
             variances[block] = np.diag(covariance)
             found[:, block] = (r[:, block] @ covariance) ** 2 - variances[block]
-        return found / variances.mean()
+        found /= variances.mean()
+        return found
 
     def fill(self, x: Array, observed: Array) -> Array:
         """Replace entries that are not observed with their conditional means given the other entries."""

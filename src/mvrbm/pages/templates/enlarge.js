@@ -8,7 +8,7 @@ const MAX_HELPERS = 8;
 const byId = (id) => document.getElementById(id);
 const say = (text) => (byId("status").textContent = text);
 
-// The photograph, {width, height, data, cropped}, with data in RGBA bytes.
+// The photograph, {width, height, data, cropped, note}, with data in RGBA bytes.
 let picture = null;
 let worker = null;
 
@@ -28,7 +28,8 @@ async function read(blob, name) {
   const canvas = new OffscreenCanvas(width, height);
   const context = canvas.getContext("2d", { willReadFrequently: true });
   context.drawImage(bitmap, (width - bitmap.width) >> 1, (height - bitmap.height) >> 1);
-  picture = { ...imageOf(context, width, height), cropped: share < 1 };
+  const note = blob.type === "image/jpeg" ? " JPEG artifacts are enlarged, too; mvrbm superres removes them." : "";
+  picture = { ...imageOf(context, width, height), cropped: share < 1, note };
   enlarge();
 }
 
@@ -52,7 +53,7 @@ function enlarge() {
     show(result);
     const part = picture.cropped ? "The middle of the photograph, " : "";
     const seconds = ((performance.now() - began) / 1000).toFixed(1);
-    say(`${part}${picture.width} × ${picture.height} → ${result.width} × ${result.height} pixels in ${seconds} s.`);
+    say(`${part}${picture.width} × ${picture.height} → ${result.width} × ${result.height} pixels in ${seconds} s.${picture.note}`);
   };
   worker.onerror = (event) => {
     stop();
@@ -69,14 +70,30 @@ function stop() {
 }
 
 function show({ width, height, better, bicubic }) {
-  // Show small results with larger pixels.
-  byId("compare").style.width = `${width * Math.max(1, Math.floor(480 / width))}px`;
-  for (const [id, data] of [["after", better], ["before", bicubic]]) {
-    Object.assign(byId(id), { width, height });
-    byId(id).getContext("2d").putImageData(new ImageData(data, width, height), 0, 0);
-  }
   byId("result").hidden = false;
   byId("save").disabled = false;
+  for (const [id, image] of [
+    ["original", picture], ["after", { data: better, width, height }], ["before", { data: bicubic, width, height }],
+  ]) {
+    Object.assign(byId(id), { width: image.width, height: image.height });
+    byId(id).getContext("2d").putImageData(new ImageData(image.data, image.width, image.height), 0, 0);
+  }
+  setZoom();
+}
+
+// Shows the photograph and all enlargements at the same zoom, so that their size relations are true. If possible, the
+// zoom is a whole number at which the photograph and its largest enlargement fit side by side. On a narrow page, images
+// shrink a little, rather than scroll.
+function setZoom() {
+  if (!picture) return;
+  const room = byId("result").clientWidth - 2;
+  const largest = picture.width * Math.max(...models.map((each) => each.scale));
+  const shrunk = room < largest && room > 0.75 * largest;
+  const zoom = shrunk ? room / largest : Math.max(1, Math.floor((room - 32) / (picture.width + largest)));
+  byId("original").style.width = `${picture.width * zoom}px`;
+  byId("compare").style.width = `${byId("after").width * zoom}px`;
+  byId("result").style.setProperty("--rendering", shrunk ? "auto" : "pixelated");
+  byId("zoom").textContent = `Both images are shown at ${Math.round(100 * zoom)}% of their size.`;
 }
 
 function compareAt(percent) {
@@ -95,10 +112,12 @@ for (const name of ["pointerdown", "pointermove"]) {
 }
 
 byId("file").addEventListener("change", ({ target }) => target.files[0] && read(target.files[0], target.files[0].name));
-byId("example").addEventListener("click", async () => {
+function readExample() {
   const bytes = Uint8Array.from(atob(EXAMPLE.split(",")[1]), (letter) => letter.charCodeAt(0));
-  await read(new Blob([bytes], { type: "image/png" }), "the example");
-});
+  return read(new Blob([bytes], { type: "image/png" }), "the example");
+}
+
+byId("example").addEventListener("click", readExample);
 for (const input of document.querySelectorAll('input[name="scale"]')) input.addEventListener("change", enlarge);
 byId("stop").addEventListener("click", () => {
   stop();
@@ -131,3 +150,5 @@ document.addEventListener("paste", (event) => {
 });
 
 compareAt(50);
+window.addEventListener("resize", setZoom);
+readExample();

@@ -1,4 +1,5 @@
-// The page shows a state of the machine, lets users fix parts of the state, and runs the machine.
+// The page starts with a blank image, all pixels of which are known. Users draw on it, free a part of it or all that
+// they did not draw, and run the machine, which draws the free pixels.
 "use strict";
 
 const model = JSON.parse(document.getElementById("model").textContent);
@@ -18,6 +19,7 @@ const SHOWN_ENERGIES = 200;
 
 const byId = (id) => document.getElementById(id);
 const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
+const choose = (name, value) => (document.querySelector(`input[name="${name}"][value="${value}"]`).checked = true);
 const say = (text) => (byId("status").textContent = text);
 
 let state;
@@ -25,7 +27,9 @@ let running = false;
 let heldLabel = -1;
 let energies = [];
 let unit = 0;
-const known = new Uint8Array(machine.visible.size); // 1 where a pixel is kept
+// Who determines a pixel: the machine, a user who drew or kept it, or the blank canvas.
+const [FREE, DRAWN, CANVAS] = [0, 1, 2];
+const known = new Uint8Array(machine.visible.size);
 const cursor = { row: rows >> 1, column: columns >> 1 };
 
 function split(array, length) {
@@ -40,20 +44,41 @@ function stepOnce() {
   });
 }
 
+// Starts with a blank image that is known, so that it and what is drawn on it are all that the machine sees.
+function clear() {
+  setRunning(false);
+  known.fill(CANVAS);
+  heldLabel = -1;
+  choose("brush", "high");
+  const blank = new Float64Array(known.length).fill(low);
+  state = machine.start(blank, machine.label && machine.labelProbabilities(blank));
+  energies = [];
+  draw();
+  say(model.frame ? "Draw inside the dashed frame." : "Draw on the image.");
+}
+
+// Frees the pixels that nobody drew, and runs the machine.
+function complete() {
+  if (known.includes(CANVAS) && !known.includes(DRAWN)) return say("Draw something first.");
+  known.forEach((who, i) => (known[i] = who === CANVAS ? FREE : who));
+  if (!known.includes(FREE)) return say("All pixels are kept. Free some with the brush, and the model fills them in.");
+  nearest();
+}
+
 // Starts from a training chain if available, because sampling an image from noise takes a long time. If a class is selected,
 // the chain belongs to that class.
 function newSample() {
   const rowsOf = starts?.map((_, n) => n).filter((n) => heldLabel < 0 || model.starts.labels[n] === heldLabel) ?? [];
   const from = rowsOf[Math.floor(Math.random() * rowsOf.length)];
   const label = machine.label && from !== undefined ? oneHot(model.starts.labels[from], machine.label.size) : null;
-  known.fill(0);
+  known.fill(FREE);
   state = machine.start(starts?.[from], label);
   for (let n = 0; n < 20; n++) stepOnce(); // move away from the stored chain
   energies = [];
   draw();
 }
 
-// Called after a stroke. The candidates are the image and the stored chains, each with the kept pixels inserted. The
+// Called when pixels have been drawn or freed. The candidates are the image and the stored chains, each with the kept pixels inserted. The
 // machine continues from the most probable candidate, because an image that does not fit the stroke would adapt slowly.
 function nearest() {
   const candidates = [state.x, ...(starts ?? [])].map((x) => x.map((value, i) => (known[i] ? state.x[i] : value)));
@@ -64,13 +89,14 @@ function nearest() {
   state = machine.start(candidates[best], label);
   hurry = performance.now() + HURRY_MS;
   setRunning(true);
-  say(`The model keeps ${sum(known)} pixels and draws the other ${known.length - sum(known)}.`);
+  const kept = known.filter((who) => who !== FREE).length;
+  say(`The model keeps ${kept} pixels and draws the other ${known.length - kept}.`);
 }
 
 function setRunning(on) {
-  running = on;
-  byId("run").textContent = on ? "Pause" : "Run";
-  if (on) schedule();
+  running = on && known.includes(FREE);
+  byId("run").textContent = running ? "Pause" : "Run";
+  if (running) schedule();
 }
 
 // Schedule at most one frame, so that pausing and resuming within a frame does not start a second animation loop.
@@ -143,7 +169,7 @@ function outline(canvas, scale, row, column) {
   context.strokeRect(column * scale, row * scale, scale, scale);
 }
 
-// Colors of the lowest and the highest value, for free and for kept pixels. Binary images look like ink on paper.
+// Colors of the lowest and the highest value, for other pixels and for those that a user drew or kept. Binary images look like ink on paper.
 const SHADES = machine.visible.kind === "bernoulli"
   ? [["paper", "ink"], ["kept-blank", "kept"]] : [["dark", "light"], ["kept-dark", "kept-light"]];
 
@@ -151,10 +177,24 @@ function drawPicture() {
   const shown = byId("probabilities").checked ? state.mean : state.x;
   const scale = paint(byId("picture"), rows, columns, (i) => {
     const share = (shown[i] - low) / (high - low);
-    const [from, to] = SHADES[known[i]];
+    const [from, to] = SHADES[Number(known[i] === DRAWN)];
     return mix(colors[from], colors[to], share);
   });
+  if (model.frame && isBlank()) drawFrame(scale);
   if (byId("picture").matches(":focus-visible")) outline(byId("picture"), scale, cursor.row, cursor.column);
+}
+
+const isBlank = () => known.every((who) => who === CANVAS);
+
+// Shows on a blank image where the images of the training chains lie.
+function drawFrame(scale) {
+  const [top, left, bottom, right] = model.frame.map((edge) => edge * scale);
+  const context = byId("picture").getContext("2d");
+  context.strokeStyle = `rgb(${mix(colors.paper, colors.ink, 0.3)})`;
+  context.lineWidth = 2;
+  context.setLineDash([scale / 2, scale / 2]);
+  context.strokeRect(left, top, right - left, bottom - top);
+  context.setLineDash([]);
 }
 
 // A hidden layer that is not a matrix is shown as an approximately square matrix.
@@ -224,14 +264,37 @@ function drawEnergy() {
   context.stroke();
 }
 
+// Returns a copy of a drawing whose ink is moved so that its center of mass is where that of training images is. Without
+// such a place, returns the drawing.
+function centered(x) {
+  if (!model.center) return x;
+  const ink = [...x.keys()].filter((i) => x[i]).map((i) => [Math.floor(i / columns), i % columns]);
+  const [down, right] = [rows, columns].map((length, axis) => {
+    const places = ink.map((place) => place[axis]);
+    const wanted = Math.round(model.center[axis] - sum(places) / places.length);
+    return Math.min(Math.max(wanted, -Math.min(...places)), length - 1 - Math.max(...places)); // no ink leaves the image
+  });
+  const moved = new Float64Array(x.length);
+  for (const [row, column] of ink) moved[(row + down) * columns + column + right] = 1;
+  return moved;
+}
+
 function drawLabels() {
   if (!machine.label) return;
-  const shares = machine.labelProbabilities(state.x);
+  const drawing = known.includes(CANVAS);
+  const blank = isBlank();
+  const shares = machine.labelProbabilities(drawing && !blank ? centered(state.x) : state.x);
+  const percent = (share) => `${Math.round(100 * share)}%`;
   [...byId("labels").children].forEach((button, n) => {
     button.setAttribute("aria-pressed", n === heldLabel);
-    button.querySelector("small").textContent = `${Math.round(100 * shares[n])}%`;
-    button.querySelector("i").style.width = `${100 * shares[n]}%`;
+    button.querySelector("small").textContent = blank ? "" : percent(shares[n]);
+    button.querySelector("i").style.width = blank ? 0 : `${100 * shares[n]}%`;
   });
+  const best = shares.indexOf(Math.max(...shares));
+  const answer = document.createElement("b");
+  answer.textContent = model.label.classes[best];
+  if (blank) byId("reading").textContent = "Nothing is drawn.";
+  else byId("reading").replaceChildren(drawing ? "Your drawing: " : "This image: ", answer, ` (${percent(shares[best])})`);
 }
 
 function draw() {
@@ -241,9 +304,16 @@ function draw() {
   drawStrip();
   drawEnergy();
   drawLabels();
+  byId("run").disabled = byId("step").disabled = !known.includes(FREE);
 }
 
 // -- painting ----------------------------------------------------------------------------------------------------------
+
+// Who determines a pixel after it was painted. Painting a pixel blank where nothing else is free erases ink.
+function owner(before, brush) {
+  if (brush === "free") return FREE;
+  return brush === "low" && before !== FREE && known.includes(CANVAS) ? CANVAS : DRAWN;
+}
 
 function stamp(row, column) {
   const brush = chosen("brush");
@@ -253,7 +323,7 @@ function stamp(row, column) {
     for (let c = Math.ceil(column - radius); c < column + radius; c++) {
       if (r < 0 || c < 0 || r >= rows || c >= columns) continue;
       const i = r * columns + c;
-      known[i] = brush === "free" ? 0 : 1;
+      known[i] = owner(known[i], brush);
       if (known[i]) state.x[i] = state.mean[i] = brush === "high" ? high : low;
     }
   }
@@ -265,8 +335,15 @@ function line(from, to) {
     const share = n / length;
     stamp(from.row + share * (to.row - from.row), from.column + share * (to.column - from.column));
   }
+  if (machine.label && !known.includes(FREE)) state.label = machine.labelProbabilities(state.x);
   state.hidden = machine.hiddenMean(state.x, state.label);
   draw();
+}
+
+// Called after a stroke. While nothing is free, there is nothing to fill in.
+function strokeEnds() {
+  if (known.includes(FREE)) nearest();
+  else say("Complete your drawing, or go on.");
 }
 
 function place(canvas, event, height, width) {
@@ -292,7 +369,7 @@ byId("picture").addEventListener("pointermove", (event) => {
 for (const name of ["pointerup", "pointercancel"]) {
   byId("picture").addEventListener(name, () => {
     last = null;
-    nearest();
+    strokeEnds();
   });
 }
 
@@ -310,7 +387,7 @@ byId("picture").addEventListener("keydown", (event) => {
   }
   if (event.key === " " || event.shiftKey) {
     line(from, cursor);
-    nearest();
+    strokeEnds();
   } else {
     drawPicture();
     say(`Row ${cursor.row + 1}, column ${cursor.column + 1}`);
@@ -348,34 +425,35 @@ byId("new").addEventListener("click", () => {
   newSample();
   say("New sample. All pixels are free.");
 });
+byId("complete").addEventListener("click", complete);
+byId("clear").addEventListener("click", clear);
 byId("keep").addEventListener("click", () => {
-  known.fill(1);
+  known.fill(DRAWN);
   // Keep the means of real-valued pixels if they are shown. Binary pixels cannot be probabilities, so keep the samples.
   if (machine.visible.kind !== "bernoulli" && byId("probabilities").checked) state.x.set(state.mean);
-  document.querySelector('input[name="brush"][value="free"]').checked = true;
+  choose("brush", "free");
   state.mean = Float64Array.from(state.x);
+  setRunning(false);
   draw();
   say("All pixels are kept. Free some with the brush, and the model fills them in.");
-});
-byId("free").addEventListener("click", () => {
-  known.fill(0);
-  document.querySelector('input[name="brush"][value="high"]').checked = true;
-  draw();
-  say("All pixels are free.");
 });
 byId("probabilities").addEventListener("change", drawPicture);
 
 function holdLabel(number) {
   heldLabel = heldLabel === number ? -1 : number;
-  if (heldLabel >= 0 && !known.some(Boolean)) newSample(); // no pixel is kept, so start from an image of the class
-  else draw();
+  if (known.includes(DRAWN)) complete();
+  else if (heldLabel >= 0) newSample(); // nothing is drawn, so start from an image of the class
+  draw();
   setRunning(true);
+  if (!known.includes(FREE)) return;
   say(heldLabel < 0 ? "Any class." : `Only class ${model.label.classes[heldLabel]}.`);
 }
 
 (model.label?.classes ?? []).forEach((name, number) => {
   const button = document.createElement("button");
-  button.append(name, document.createElement("small"), document.createElement("i"));
+  const title = document.createElement("span");
+  title.append(name);
+  button.append(title, document.createElement("small"), document.createElement("i"));
   button.addEventListener("click", () => holdLabel(number));
   byId("labels").append(button);
 });
@@ -398,7 +476,7 @@ for (const [id, text] of Object.entries(SHOWN)) {
   show();
 }
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+window.addEventListener("themechange", () => {
   readColors();
   stripDue = 0;
   for (const button of byId("strip").children) delete button.dataset.unit;
@@ -406,7 +484,5 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
 });
 
 readColors();
-newSample();
-unit = Number(byId("strip").firstChild.dataset.unit);
-draw();
-setRunning(!matchMedia("(prefers-reduced-motion: reduce)").matches);
+clear();
+chooseUnit(Number(byId("strip").firstChild.dataset.unit));
