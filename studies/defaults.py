@@ -270,7 +270,9 @@ def _collected(rows: list[dict[str, Any]], value: str, **settings: Any) -> Array
 
 
 def _with_spread(values: Array) -> str:
-    return f"{values.mean():.3f} ± {values.std(ddof=1) if len(values) > 1 else 0:.3f}" if len(values) else "–"
+    if len(values) < 2:
+        return f"{values[0]:.3f}" if len(values) else "–"
+    return f"{values.mean():.3f} ± {values.std(ddof=1):.3f}"
 
 
 def _tables(rows: Mapping[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:

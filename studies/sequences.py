@@ -54,7 +54,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         "at most 60,000": {"hidden_shape": (25, 12), "rank": 16, "n_epochs": 60, "learning_rate": 1.96},
     },
     "PF00072": {
-        "shared letters": {"n_epochs": 15, "learning_rate": 1.46},
+        "shared letters": {"rank": 8, "n_epochs": 15, "learning_rate": 1.46},
         "sites and letters": {"hidden_shape": (40, 10), "rank": 20, "n_epochs": 15, "learning_rate": 1.06},
         "dense": {"coupling": "dense", "n_epochs": 15, "learning_rate": 1.46},
     },

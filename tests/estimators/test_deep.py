@@ -10,7 +10,6 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mvrbm
 from enumeration import Written, every_visible_state
@@ -267,12 +266,6 @@ def test_what_stacks_do_not_do_is_refused(stack, digits):
         stack.inverse_transform(np.zeros((2, 5)))
     with pytest.raises(ValueError, match=r"indices in 'which' must be from 0 to 6"):
         stack.components([7])
-
-
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([DeepMVRBM(visible="gaussian", n_epochs=2)])
-def test_scikit_learn_check(estimator, check):
-    check(estimator)
 
 
 @pytest.mark.parametrize("feed", ["mean", "sample"])

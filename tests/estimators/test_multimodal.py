@@ -22,7 +22,7 @@ def halves(digits):
 
 def test_a_whole_modality_is_found_from_the_other(halves):
     kinds = {"left": "bernoulli", "right": "gaussian"}
-    fitted = MMVRBM((8, 8), rank=4, visible=kinds, n_epochs=40, random_state=0).fit(halves)
+    fitted = MMVRBM((8, 8), rank=4, visible=kinds, random_state=0).fit(halves)
     right = np.ones_like(halves["right"], dtype=bool)
     nothing = {"left": halves["left"], "right": np.zeros_like(halves["right"])}
     found = fitted.inpaint(nothing, {"right": ~right})

@@ -71,7 +71,7 @@ def test_hidden_units_share_the_embeddings_of_the_letters():
     weights = fitted.machine_.links["visible"].dense().detach().reshape(5 * SITES, len(LETTERS))
     assert torch.linalg.matrix_rank(weights) == SETTINGS["rank"]
     assert fitted.transform(family()).shape == (60, 5)
-    dense = SequenceRBM(5, **{**SETTINGS, "coupling": "dense"}).fit(family())
+    dense = SequenceRBM(5, **{**SETTINGS, "rank": None}).fit(family())
     assert dense.n_parameters_ == 5 * SITES * 3 + SITES * 3 + 5
 
 

@@ -10,7 +10,7 @@ Gaussian units take any real data, as the checks use. Bernoulli units raise Valu
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from mvrbm import MVRBM, RBM, TVRBM
+from mvrbm import MVRBM, RBM, TVRBM, DeepMVRBM
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
@@ -19,6 +19,7 @@ from mvrbm import MVRBM, RBM, TVRBM
         RBM(hidden_shape=8, visible="gaussian", n_epochs=2),
         MVRBM(visible="gaussian", n_epochs=2),
         TVRBM(visible="gaussian", n_epochs=2),
+        DeepMVRBM(visible="gaussian", n_epochs=2),
     ],
     expected_failed_checks=lambda _: {
         "check_sample_weight_equivalence_on_dense_data": "weights and repeated samples use other random numbers"

@@ -15,6 +15,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from mvrbm.couplings import Coupling, Dense
 from mvrbm.data.identity import identity_weights
 from mvrbm.devices import sensible_threads
 from mvrbm.errors import MixingWarning, StorageError
@@ -370,18 +371,19 @@ class SequenceRBM(AlignedRBM):
     ----------
     hidden_shape : int or tuple of int, default=200
         Number of hidden units, or shape of a hidden matrix whose first axis meets the sites and whose second axis meets
-        the letters. With a number, every hidden unit has separate weights for each site, and all units share `rank`
-        embeddings of the letters.
+        the letters if `rank` is given.
     alphabet : str or Alphabet, optional
         ``"protein"``, ``"rna"``, ``"dna"``, or the letters themselves. Default: detected from the sequences. It has no
         gap if no training sequence has one.
     identity : float, default=0.8
         Sequences that agree at this fraction of the sites share one weight, because their species are related. If None,
         all sequences have the same weight. `fit` ignores it if sample weights are given.
-    rank : int, default=8
-        Number of Kronecker products in the weights.
+    rank : int, optional
+        Number of Kronecker products in the weights, which need fewer parameters. If `hidden_shape` is a number, every
+        hidden unit has separate weights for each site, and all units share `rank` embeddings of the letters. Default:
+        a full weight matrix.
     coupling : Coupling or str, optional
-        Coupling to use instead of ``Kronecker(rank)``. See :class:`~mvrbm.MVRBM`.
+        Coupling to use instead of a full matrix or ``Kronecker(rank)``. See :class:`~mvrbm.MVRBM`.
     hidden : str, default="bernoulli"
         Unit type of the hidden layer. See :class:`~mvrbm.MVRBM`.
     recipe : str or Recipe, default="sequences"
@@ -425,10 +427,14 @@ class SequenceRBM(AlignedRBM):
     _: KW_ONLY
     alphabet: str | Alphabet | None = None
     identity: float | None = 0.8
-    rank: int = 8
+    rank: int | None = None  # type: ignore[assignment]
     coupling: Any = None
     recipe: str | Recipe = "sequences"
 
     def _new_hidden_shape(self, units: Mapping[str, Unit]) -> tuple[int, ...]:
         shape = super()._new_hidden_shape(units)
-        return (*shape, 1) if self.coupling is None and len(shape) == 1 else shape
+        factored = self.coupling is None and self.rank is not None
+        return (*shape, 1) if factored and len(shape) == 1 else shape
+
+    def _new_coupling(self, layer: str, units: Mapping[str, Unit]) -> Coupling:
+        return Dense() if self.coupling is None and self.rank is None else super()._new_coupling(layer, units)
