@@ -182,8 +182,8 @@ _CHOSEN = {
     "imputation": "The design of the imputer was chosen with knowledge of missing entries of some of these data sets.",
     "filling": "The first version of the imputer was chosen with knowledge of test digits of MNIST and test frames of "
     "Frey faces.",
-    "subsets": "Two CPU cores, one seed. The design of the imputer was chosen with knowledge of missing entries of most "
-    "of these data sets.",
+    "subsets": "Two CPU cores, one seed. The design of the imputer was chosen with knowledge of missing entries of "
+    "most of these data sets.",
     "outliers": "Two CPU cores. The design of the detector was chosen with these families of data, on other splits.",
     "alarms": "Two CPU cores. The design of the threshold was chosen with these families of data.",
     "topics": "Settings were chosen on held-out training documents.",
