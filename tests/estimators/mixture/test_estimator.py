@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from sklearn.mixture import GaussianMixture
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from mvrbm import MatrixMixture, load
@@ -304,3 +305,12 @@ def test_models_are_in_the_precision_of_the_data():
     x = samples()
     assert MatrixMixture(2, n_epochs=2).fit(x.astype(np.float32)).unit_.center.dtype == torch.float32
     assert fitted().unit_.center.dtype == torch.float64
+
+
+def test_batches_of_spectra_reach_the_likelihood_of_a_gaussian():
+    """Neighboring columns agree to a thousandth. One component without gates and contrasts is a Gaussian."""
+    rng = generator("spectra")
+    x = 0.1 * rng.standard_normal((300, 64)).cumsum(1) + 0.0002 * rng.standard_normal((300, 64)) + 5
+    model = MatrixMixture(1, n_contrasts=1, gate=False, batch_size=50, n_epochs=8, shrinkage=0.0, random_state=0).fit(x)
+    expected = GaussianMixture(1, reg_covar=1e-9).fit(x).score(x)
+    np.testing.assert_allclose(model.score(x), expected, atol=0.1)
