@@ -7,7 +7,7 @@ import typer
 from mvrbm.cli import options as opt
 from mvrbm.cli import resuming
 
-_COMPONENTS_HELP = "Number of components, or auto to choose it by the likelihood of samples that are held out."
+_COMPONENTS_HELP = "Number of components, or auto to choose it by the likelihood of held-out samples."
 _CONTRASTS_HELP = "Number of contrasts per component."
 _GATE_HELP = "Let each coefficient be a mixture of three Gaussians, or a single Gaussian. Default: auto."
 _LEVEL_HELP = "Model the mean over the entries of a sample separately. This suits images and signals with an offset."
