@@ -47,8 +47,8 @@ def mixture(
 ) -> None:
     """Fit a density to real-valued samples, with exact likelihoods, and save it to a folder.
 
-    NaN entries are missing. Use the commands likelihood, score, sample, inpaint and transform with the saved model.
-    After Ctrl-C or SIGTERM, the model is saved as far as it was trained.
+    NaN marks missing entries. Use the commands likelihood, score, sample, inpaint and transform with the saved model.
+    After Ctrl-C or SIGTERM, the partially trained model is saved.
     """
     opt.check_model_out(out, force)
     from mvrbm import MatrixMixture

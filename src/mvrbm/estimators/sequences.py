@@ -246,7 +246,7 @@ class AlignedRBM(ArrayRBM):
     def _sampled(
         self, start: Layers, known: Tensor | None, steps: int, temperatures: int | None, rng: RandomSource
     ) -> Tensor:
-        """Run the chains, compare their states in the middle and at the end, and return the states at the end."""
+        """Run the chains, compare their states halfway through and at the end, and return the final states."""
         n = len(start[VISIBLE])
         masks = None if known is None else {VISIBLE: known}
         run: Callable[[Layers, int], Layers]
