@@ -139,6 +139,34 @@ def test_every_page_of_the_reference_is_of_a_name_that_exists():
         assert hasattr(importlib.import_module(module), attribute), name
 
 
+@pytest.fixture
+def api_pages(monkeypatch):
+    pytest.importorskip("sphinx", reason="Sphinx is in the extra docs")
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    return importlib.import_module("api_pages")
+
+
+def test_pages_of_classes_list_methods_for_users(api_pages):
+    methods, others = api_pages.documented_members(mvrbm.MVRBM)
+    assert {"fit", "transform", "inpaint", "save"} <= {*methods}
+    assert "machine_" in others
+    assert {"prepare", "get_params", "set_fit_request", "_fit"}.isdisjoint([*methods, *others])
+    assert {"sample", "energy"}.isdisjoint(api_pages.documented_members(mvrbm.Bernoulli)[0])  # documented by Unit
+
+
+@pytest.mark.parametrize(
+    ("function", "docstring", "expected"),
+    [
+        (mvrbm.MVRBM.transform, ["Text."], ["Text.", "", "Returns", "-------", "ndarray", ""]),
+        (mvrbm.MVRBM.transform, ["Text.", "", "Returns", "-------", "x"], ["Text.", "", "Returns", "-------", "x"]),
+        (mvrbm.RandomSource.uniform, ["A.", "", "Raises", "------", "E"], ["Returns", "Tensor", "Raises"]),
+    ],
+)
+def test_returned_types_are_added_before_later_sections(api_pages, function, docstring, expected):
+    api_pages.add_returns(None, "method", "", function, None, docstring)
+    assert [line for line in docstring if line in expected] == expected
+
+
 @pytest.mark.parametrize("name", mvrbm.__all__)
 def test_docstrings_have_all_sections(name):
     validate = pytest.importorskip("numpydoc.validate", reason="numpydoc is in the extra docs")

@@ -302,10 +302,15 @@ FAMILIES: dict[str, tuple[Sequence[Any], Callable[[Any, Rng, str | None], Task]]
 
 # -- normal samples ---------------------------------------------------------------------------------
 
+
+def _some(samples: Array, n: int, rng: Rng) -> Array:
+    return samples[rng.permutation(len(samples))[:n]]
+
+
 #: Data for measuring false alarms: functions that return independent normal samples, (n, rng, data_dir) -> samples.
 NORMAL: dict[str, Callable[[int, Rng, str | None], Array]] = {
-    "mnist": lambda n, rng, data_dir: rng.permutation(_mnist_images(data_dir)[0])[:n],
-    "letters": lambda n, rng, _: rng.permutation(_letter_images()[0])[:n],
+    "mnist": lambda n, rng, data_dir: _some(_mnist_images(data_dir)[0], n, rng),
+    "letters": lambda n, rng, _: _some(_letter_images()[0], n, rng),
     "textures": lambda n, rng, _: _patches(_texture("grass"), n, rng),
     "eeg-like": lambda n, rng, _: _eeg_like(n, rng),
     "spectrograms": lambda n, rng, _: _sounds(n, rng),

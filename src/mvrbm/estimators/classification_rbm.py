@@ -109,6 +109,11 @@ class ClassificationMVRBM(ArrayClassifier):
     chains_ : dict of str to Tensor
         Up to 100 persistent chains from generative training, keyed by layer name. `sample` starts from these chains.
 
+    See Also
+    --------
+    MVRBMClassifier : A more accurate classifier, which draws no samples.
+    MMVRBM : Several arrays and labels.
+
     Examples
     --------
     >>> import numpy as np

@@ -101,6 +101,12 @@ class MVRBMClassifier(FineTunedClassifier):
     n_parameters_ : int
         Number of learned parameters.
 
+    See Also
+    --------
+    DeepMVRBMClassifier : The same with several hidden layers.
+    ClassificationMVRBM : A classifier that also draws samples of a class.
+    MVRBM : Features without labels.
+
     Examples
     --------
     >>> from sklearn.datasets import load_digits

@@ -174,6 +174,14 @@ class MVRBM(TVRBM):
         Up to 100 persistent chains from training, keyed by layer name. `sample` starts from these chains. The dict is
         empty if the model has no persistent chains.
 
+    See Also
+    --------
+    RBM : Samples that are rows of numbers.
+    TVRBM : Samples with three or more axes.
+    MatrixMixture : Real-valued arrays, with exact likelihoods.
+    MVRBMClassifier : A classifier that is trained with labels.
+    MVRBMImputer : Fills in missing values, also of tables.
+
     Examples
     --------
     >>> import numpy as np

@@ -73,6 +73,10 @@ class Sweep:
     best_estimator_, best_params_, best_score_
         Fitted estimator, parameters and score of the candidate with the highest score.
 
+    See Also
+    --------
+    MVRBM : An estimator to train with several settings.
+
     Examples
     --------
     >>> import numpy as np

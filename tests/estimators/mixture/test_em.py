@@ -120,9 +120,15 @@ def test_gradients_are_those_of_autograd(kind, shrinkage):
     expected = torch.autograd.grad(value, [unit.get_parameter(name) for name in names])
     for name, own in zip(names, expected, strict=True):
         parameter = unit.get_parameter(name)
-        outer = own @ parameter.detach().mT if name.startswith("whitening") else own
+        outer, direction = own, found[name]
+        if name.startswith("whitening"):  # relative to the present whitening
+            outer, direction = own @ parameter.detach().mT, found[name] @ parameter.detach()
+        elif name == "offset":  # in units of the standard deviations of whitened coefficients
+            scaled = found[name].clone().requires_grad_() * torch.exp(-0.5 * unit.log_precision.detach())
+            direction = unit.synthesize(scaled[:, None])[:, 0, int(unit.level) :]
+            (outer,) = torch.autograd.grad(direction, scaled, own)
+            outer, direction = outer * torch.exp(-0.5 * unit.log_precision.detach()), direction.detach()
         if shrinkage:  # by differences along the gradient
-            direction = found[name] @ parameter.detach() if name.startswith("whitening") else found[name]
             steps = []
             for size in (1e-5, -1e-5):
                 with torch.no_grad():

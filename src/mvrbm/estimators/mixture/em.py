@@ -50,6 +50,9 @@ _LLOYD_ROUNDS = 20
 # Decay rates of Adam, and the size below which gradients are not enlarged.
 _BETAS = (0.9, 0.99)
 _SMALLEST_GRADIENT = 1e-8
+# Largest Frobenius norm of the relative change of a whitening in one step of Adam. Steps of large matrices would
+# otherwise diverge, because their norm grows with the number of rows.
+_LARGEST_CHANGE = 0.25
 
 
 @dataclass
@@ -497,7 +500,8 @@ def gradient(unit: WhitenedMixture, found: Statistics, prior: Prior) -> dict[str
     """Return the gradient of the mean log-likelihood plus the log-prior with respect to the parameters of components.
 
     By Fisher's identity, the expected gradient under the posterior is the gradient of the likelihood, so the
-    statistics of the E-step suffice. The gradients for the whitenings are with respect to E in (I + E) A.
+    statistics of the E-step suffice. The gradients for the whitenings are with respect to E in (I + E) A. The gradients
+    for the means are with respect to t, where t / sqrt(d) are the whitened coefficients of the means.
     """
     share, J, extra = found.share.sum(1), unit.n_coefficients, prior.weight
     inverses = torch.exp(-unit.state_log_variances())  # (K, C, G)
@@ -518,9 +522,7 @@ def gradient(unit: WhitenedMixture, found: Statistics, prior: Prior) -> dict[str
         found_gradients["log_width"] = excess.sum(1)
         found_gradients["gate_logits"] = gates - gates.sum(1, keepdim=True) * unit.log_gates().exp()
     if unit.means == "own":
-        pull = torch.nn.functional.pad(found.pull, (int(unit.level), 0)).reshape(unit.n_components, 1, *unit.shape)
-        pull = mode_products(pull, [matrix.mT.expand(unit.n_components, -1, -1) for matrix in unit.whitenings()])
-        found_gradients["offset"] = pull[:, 0, int(unit.level) :]
+        found_gradients["offset"] = found.pull * torch.exp(-0.5 * unit.log_precision)
     for d, size in enumerate(unit.shape):
         if getattr(unit, f"whitening_{d}", None) is not None:
             curvature = found.curvature[d]
@@ -585,7 +587,7 @@ class Fitting:
         self.history.append(total)
 
     def _ascend(self, gradients: dict[str, Tensor], rate: float) -> None:
-        """Perform one step of Adam uphill. Steps for a whitening are relative to the current whitening."""
+        """Perform one step of Adam uphill. See :func:`gradient` for the coordinates of whitenings and means."""
         for name, value in gradients.items():
             first, second = self._moments.setdefault(name, (torch.zeros_like(value), torch.zeros_like(value)))
             first.lerp_(value, 1 - _BETAS[0])
@@ -594,7 +596,13 @@ class Fitting:
             size = (second / (1 - _BETAS[1] ** self.n_updates)).sqrt() + _SMALLEST_GRADIENT
             own = self.unit.get_parameter(name)
             step = rate * mean / size
-            own.add_(step @ own if name.startswith("whitening") else step)
+            if name.startswith("whitening"):
+                norm = torch.linalg.matrix_norm(step, keepdim=True)
+                step = (step * (_LARGEST_CHANGE / norm.clamp(min=_LARGEST_CHANGE))) @ own
+            elif name == "offset":
+                step = step * torch.exp(-0.5 * self.unit.log_precision)
+                step = self.unit.synthesize(step[:, None])[:, 0, int(self.unit.level) :]
+            own.add_(step)
 
     def full_epoch(self, rotated: Tensor, *, update: bool = True, may_revive: bool = False) -> None:
         """Update the parameters once, from all samples. The objective never decreases, except to revive components.
