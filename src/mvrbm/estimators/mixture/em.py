@@ -50,7 +50,7 @@ _LLOYD_ROUNDS = 20
 # Decay rates of Adam, and the size below which gradients are not enlarged.
 _BETAS = (0.9, 0.99)
 _SMALLEST_GRADIENT = 1e-8
-# Largest Frobenius norm of the relative change of a whitening in one step of Adam. Steps of large matrices would
+# Maximum Frobenius norm of the relative change in a whitening in one step of Adam. Steps of large matrices would
 # otherwise diverge, because their norm grows with the number of rows.
 _LARGEST_CHANGE = 0.25
 
