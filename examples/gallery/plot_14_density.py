@@ -17,7 +17,7 @@ random = np.random.default_rng(0)
 
 
 def patches(pictures, number):
-    """Cut random patches of 8 x 8 pixels, in gray values from 0 to 1."""
+    """Cut random patches of 8 x 8 pixels, with gray values from 0 to 1."""
     found = []
     for picture in pictures:
         gray = (

@@ -6,7 +6,7 @@ Learn a family of protein sequences. Predict which sites touch in the folded pro
 new sequences and compare them with natural ones.
 
 The family consists of lattice proteins, which are chains of 27 amino acids that fold into a cube of 3 x 3 x 3 points.
-Their structure is known exactly. For an alignment of your own, pass the name of a FASTA or Stockholm file to ``fit``.
+Their structure is known exactly. For your own alignment, pass the name of a FASTA or Stockholm file to ``fit``.
 """
 
 import matplotlib.pyplot as plt
@@ -27,7 +27,7 @@ print(f"{model.n_parameters_:,} parameters")
 # Contacts
 # --------
 # Pairs of sites that a model couples strongly are likely to be in contact. The contact map shows all scores below the
-# diagonal, and the best pairs above it. Sites that are close along the chain are left out, because their contacts are
+# diagonal, and the best pairs above it. Sites that are close along the chain are excluded, because their contacts are
 # trivial.
 
 scores = sequences.contact_map(model, train)
@@ -41,7 +41,7 @@ for n in (10, 20):
 # %%
 # Mutations
 # ---------
-# The change of the log-likelihood predicts which mutations of a sequence are tolerated (red) and which are harmful
+# The change in the log-likelihood predicts which mutations of a sequence are tolerated (red) and which are harmful
 # (blue). Dots mark the sequence itself.
 
 scan = sequences.mutation_scan(model, test[0])
@@ -68,8 +68,8 @@ plt.show()
 # %%
 # New sequences
 # -------------
-# Are new sequences like natural ones? They should lie in the same places on the principal components, and have the same
-# correlations between pairs of sites. The test sequences show how well that is possible with so few sequences.
+# Are new sequences like natural ones? They should lie in the same regions of the principal components, and have the
+# same correlations between pairs of sites. The test sequences show how well that is possible with so few sequences.
 
 new = model.sample(400)
 places = sequences.project(train, test, new)
@@ -85,9 +85,9 @@ axes[2].set_ylabel("test")
 plt.show()
 
 # %%
-# Nearest neighbors must not tell new from natural sequences: the adversarial accuracy (AATS) should be 0.5. New
-# sequences should not be copies either. They should differ from the nearest natural sequence as much as test sequences
-# do.
+# Nearest neighbors should not distinguish new from natural sequences: the adversarial accuracy (AATS) should be 0.5.
+# New sequences should not be copies either. They should differ from the nearest natural sequence as much as test
+# sequences do.
 
 accuracy = sequences.adversarial_accuracy(test, new)
 print(f"adversarial accuracy {accuracy.score:.2f}")

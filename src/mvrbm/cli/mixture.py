@@ -7,7 +7,7 @@ import typer
 from mvrbm.cli import options as opt
 from mvrbm.cli import resuming
 
-_COMPONENTS_HELP = "Number of components, or auto to choose it by the likelihood of samples that are held out."
+_COMPONENTS_HELP = "Number of components, or auto to choose it by the likelihood of held-out samples."
 _CONTRASTS_HELP = "Number of contrasts per component."
 _GATE_HELP = "Let each coefficient be a mixture of three Gaussians, or a single Gaussian. Default: auto."
 _LEVEL_HELP = "Model the mean over the entries of a sample separately. This suits images and signals with an offset."
@@ -47,8 +47,8 @@ def mixture(
 ) -> None:
     """Fit a density to real-valued samples, with exact likelihoods, and save it to a folder.
 
-    NaN entries are missing. Use the commands likelihood, score, sample, inpaint and transform with the saved model.
-    After Ctrl-C or SIGTERM, the model is saved as far as it was trained.
+    NaN marks missing entries. Use the commands likelihood, score, sample, inpaint and transform with the saved model.
+    After Ctrl-C or SIGTERM, the partially trained model is saved.
     """
     opt.check_model_out(out, force)
     from mvrbm import MatrixMixture

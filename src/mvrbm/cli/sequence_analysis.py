@@ -14,7 +14,7 @@ _DISTANCES_HELP = (
 )
 _THRESHOLD_HELP = "Distance below which two sites are in contact."
 _AVERAGE_HELP = "Sequences to average the couplings over, such as the training sequences."
-_SEPARATION_HELP = "Leave out pairs of sites that are at most this far apart along the sequence."
+_SEPARATION_HELP = "Exclude pairs of sites that are at most this far apart along the sequence."
 _REFERENCE_HELP = "The sequence to mutate: its letters, or a file whose first sequence is used."
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -31,7 +31,7 @@ def contacts(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Score all pairs of sites by how likely they are in contact, and write them to a table, the best first."""
+    """Score how likely each pair of sites is in contact, and write the pairs to a table, best first."""
     _check_outputs(out, plot, force)
     if distances is None:
         opt.check_absent("has no effect without --distances", threshold=threshold)
@@ -75,7 +75,7 @@ def mutations(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Write the change of the log-likelihood for each single mutation of a sequence to a table."""
+    """Write the change in the log-likelihood for each single mutation of a sequence to a table."""
     _check_outputs(out, plot, force)
     model = load_model(model_folder, device)
     from mvrbm.sequences import mutation_scan, plot_mutations

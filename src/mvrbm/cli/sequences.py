@@ -20,7 +20,7 @@ _ALPHABET_HELP = "protein, rna, dna, or the letters themselves."
 _HIDDEN_HELP = "Number of hidden units, or shape of the hidden layer, such as 40x10."
 _IDENTITY_HELP = "Sequences that agree at this fraction of the sites share one weight. none: all weights are equal."
 _LOG_HELP = "CSV file for metrics of up to 500 sequences, one row per epoch."
-_FASTA_HELP = "FASTA file for the new sequences. A name that ends in .gz compresses it."
+_FASTA_HELP = "FASTA file for the new sequences. If the name ends in .gz, the file is compressed."
 _FIXED_HELP = "Letters that every sequence must have, and question marks at all other sites, such as 'MK??A'."
 _TEMPERATURES_HELP = "Number of temperatures of parallel tempering, which helps chains to move between modes."
 _START_HELP = "Initial states of the Gibbs chains."
@@ -165,7 +165,7 @@ def sample(
 ) -> None:
     """Draw new sequences from a model and write them to a FASTA file.
 
-    A note says whether the chains have forgotten their initial states.
+    The output shows how much the chains remember of their states halfway through the run.
     """
     from mvrbm.io.alignments import write_fasta
     from mvrbm.io.atomic import check_output
@@ -178,7 +178,7 @@ def sample(
     result = {"out": str(out), "sequences": n, "steps": steps, "memory": round(model.memory_, 4), "fixed": fixed}
     text = f"{out}: {n:,} sequences, {steps:,} Gibbs steps"
     if n > 1:
-        text += f", the chains remember {max(0.0, model.memory_):.1%} of their states in the middle"
+        text += f", the chains remember {max(0.0, model.memory_):.1%} of their states halfway through the run"
     opt.show(result, as_json, text)
 
 

@@ -1,4 +1,4 @@
-"""Sequence weights by identity, which make up for families in which some species are sampled more than others."""
+"""Sequence weights by identity, which compensate for species that are overrepresented in a family."""
 
 import math
 from typing import Any
@@ -25,7 +25,7 @@ def identity_weights(codes: Any, threshold: float = 0.8) -> NDArray[np.float64]:
     codes : array of shape (n, sites)
         Integer codes of the letters, from 0 to 255.
     threshold : float, default=0.8
-        Fraction of the sites at which two similar sequences have the same letter, at least.
+        Minimum fraction of sites at which two similar sequences have the same letter.
 
     Returns
     -------

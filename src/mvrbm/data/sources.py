@@ -105,7 +105,7 @@ class Source(ABC):
     def head(self, count: int) -> Iterator[Batch]:
         """Yield about `count` samples in batches.
 
-        Every call yields the same samples, which are evenly spaced if possible. Samples without weight are left out.
+        Every call yields the same samples, which are evenly spaced if possible. Samples with zero weight are excluded.
         """
 
     def head_weights(self, count: int) -> Iterator[Tensor | None]:
@@ -272,7 +272,7 @@ class RowSource(Source):
             yield BatchRows(rows[own], len(rows), own.start)
 
     def _order(self, rng: RandomSource, n: int) -> _Rows:
-        """Return a random order of `n` rows, which contains each row as often as its weight demands."""
+        """Return a random order of `n` rows, in which each row occurs in proportion to its weight."""
         order = rng.permutation(n)
         if self.weights is not None:
             order = self.weights.draw(order[None], [rng])[0]

@@ -22,7 +22,7 @@ class SampleWeights:
     Parameters
     ----------
     weights : array of shape (n,)
-        Nonnegative weights, of which only the ratios matter.
+        Nonnegative weights. Only their ratios matter.
     """
 
     def __init__(self, weights: Any) -> None:
@@ -51,7 +51,7 @@ class SampleWeights:
         return hashlib.sha256(self.values.tobytes()).hexdigest()
 
     def draw(self, orders: Tensor, rngs: Sequence[RandomSource]) -> Tensor:
-        """Replace permutations of 0, ..., n - 1 by rows drawn in proportion to the weights, in the permuted order.
+        """Replace permutations of 0, ..., n - 1 with rows drawn in proportion to the weights, in the permuted order.
 
         Parameters
         ----------

@@ -103,7 +103,7 @@ class MVRBMClassifier(FineTunedClassifier):
 
     See Also
     --------
-    DeepMVRBMClassifier : The same with several hidden layers.
+    DeepMVRBMClassifier : A classifier with several hidden layers.
     ClassificationMVRBM : A classifier that also draws samples of a class.
     MVRBM : Features without labels.
 

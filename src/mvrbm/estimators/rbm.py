@@ -179,8 +179,8 @@ class MVRBM(TVRBM):
     RBM : Samples that are rows of numbers.
     TVRBM : Samples with three or more axes.
     MatrixMixture : Real-valued arrays, with exact likelihoods.
-    MVRBMClassifier : A classifier that is trained with labels.
-    MVRBMImputer : Fills in missing values, also of tables.
+    MVRBMClassifier : A classifier trained with labels.
+    MVRBMImputer : Imputation of missing values in arrays and tables.
 
     Examples
     --------

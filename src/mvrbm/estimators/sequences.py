@@ -42,8 +42,8 @@ from mvrbm.validation import whole_number
 
 # Base-2 logarithm of the largest number of ways to complete a sequence over which `score_samples` sums.
 _MOST_BITS = 13
-# Chains that remember more than this share of their states have not mixed. With fewer chains than this number, the
-# estimate is too uncertain for a warning.
+# Memory above which chains count as not mixed. With fewer chains than this number, the estimate is too uncertain for a
+# warning.
 _MEMORABLE, _ENOUGH_CHAINS = 0.1, 50
 
 
@@ -59,7 +59,7 @@ class AlignedRBM(ArrayRBM):
     # -- sequences --------------------------------------------------------------------------------
 
     def align(self, X: Any) -> Alignment:
-        """Read sequences with the alphabet and the number of sites of the model.
+        """Convert sequences to an alignment with the alphabet and the number of sites of the model.
 
         Parameters
         ----------
@@ -186,8 +186,8 @@ class AlignedRBM(ArrayRBM):
     ) -> Any:
         """Draw new sequences from the model by Gibbs sampling.
 
-        A `MixingWarning` is issued if the chains remember their states of half the steps before. See `memory_` and
-        :meth:`check_mixing`.
+        A `MixingWarning` is issued if the chains still remember their states from halfway through the run. See
+        `memory_` and :meth:`check_mixing`.
 
         Parameters
         ----------
@@ -246,7 +246,7 @@ class AlignedRBM(ArrayRBM):
     def _sampled(
         self, start: Layers, known: Tensor | None, steps: int, temperatures: int | None, rng: RandomSource
     ) -> Tensor:
-        """Run the chains, compare their states in the middle and at the end, and return the states at the end."""
+        """Run the chains, compare their states halfway through and at the end, and return the final states."""
         n = len(start[VISIBLE])
         masks = None if known is None else {VISIBLE: known}
         run: Callable[[Layers, int], Layers]
@@ -296,11 +296,11 @@ class AlignedRBM(ArrayRBM):
         Parameters
         ----------
         path : path
-            The file. A name that ends in ``.gz`` compresses it.
+            The file. If the name ends in ``.gz``, the file is compressed.
         n, steps, fixed, temperatures
             See :meth:`sample`.
         force : bool, default=False
-            Whether an existing file may be replaced.
+            Whether to replace an existing file.
         """
         sequences = self.sample(n, steps=steps, fixed=fixed, temperatures=temperatures)
         return write_fasta(path, sequences, force=force)
@@ -313,8 +313,8 @@ class AlignedRBM(ArrayRBM):
         X : path, sequence of str, array or Biopython alignment
             Sequences, in which question marks are unknown letters.
         steps, burn_in : int
-            Number of Gibbs steps to average over, and number of Gibbs steps before. See :meth:`inpaint`, which returns
-            the probabilities.
+            Number of Gibbs steps to average over, and number of Gibbs steps before averaging starts. See
+            :meth:`inpaint`, which returns the probabilities.
         """
         return self.alphabet_.decode(self.inpaint(X, steps=steps, burn_in=burn_in).argmax(2).astype(np.uint8))
 
@@ -326,7 +326,7 @@ class AlignedRBM(ArrayRBM):
         X : path, sequence of str, array or Biopython alignment, optional
             Complete sequences from which chains start, in addition to random states.
         n_chains, steps : int
-            Number of chains for each kind of initial states, and maximum number of Gibbs steps.
+            Number of chains for each kind of initial state, and maximum number of Gibbs steps.
         """
         check_is_fitted(self)
         data = None
@@ -370,18 +370,18 @@ class SequenceRBM(AlignedRBM):
     Parameters
     ----------
     hidden_shape : int or tuple of int, default=200
-        Number of hidden units, or shape of a hidden matrix whose first axis meets the sites and whose second axis meets
-        the letters if `rank` is given.
+        Number of hidden units, or shape of a hidden matrix. If `rank` is given, its first axis is coupled to the sites
+        and its second axis to the letters.
     alphabet : str or Alphabet, optional
         ``"protein"``, ``"rna"``, ``"dna"``, or the letters themselves. Default: detected from the sequences. It has no
         gap if no training sequence has one.
     identity : float, default=0.8
-        Sequences that agree at this fraction of the sites share one weight, because their species are related. If None,
-        all sequences have the same weight. `fit` ignores it if sample weights are given.
+        Sequences that agree at this fraction of the sites or more share one weight, because their species are related.
+        If None, all sequences have the same weight. `fit` ignores this parameter if sample weights are given.
     rank : int, optional
-        Number of Kronecker products in the weights, which need fewer parameters. If `hidden_shape` is a number, every
-        hidden unit has separate weights for each site, and all units share `rank` embeddings of the letters. Default:
-        a full weight matrix.
+        Number of Kronecker products in the weights, to reduce the number of parameters. If `hidden_shape` is a number,
+        every hidden unit has separate weights for each site, and all units share `rank` embeddings of the letters.
+        Default: a full weight matrix.
     coupling : Coupling or str, optional
         Coupling to use instead of a full matrix or ``Kronecker(rank)``. See :class:`~mvrbm.MVRBM`.
     hidden : str, default="bernoulli"
@@ -398,12 +398,12 @@ class SequenceRBM(AlignedRBM):
     alphabet_ : Alphabet
         The letters.
     n_sites_ : int
-        Number of sites of a sequence.
+        Number of sites per sequence.
     n_effective_ : float
         Sum of the sequence weights. With weights by identity, this is the effective number of sequences.
     memory_ : float
-        Share of the states that the chains of the last call of `sample` remember of the middle of the run, close to 0
-        if they have mixed. Set by `sample`.
+        Fraction of their states halfway through the run that the chains still remember at the end of the last call of
+        `sample`. It is close to 0 if the chains have mixed. Set by `sample`.
     machine_ : BoltzmannMachine
         The fitted machine, whose visible layer has shape (n_sites_, letters).
 

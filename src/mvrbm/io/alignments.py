@@ -1,6 +1,6 @@
 """Read aligned sequences from FASTA and Stockholm files, strings and arrays, and write FASTA files.
 
-A file may be compressed with gzip. Inserts of the formats A2M and A3M (lower-case letters and dots) are removed, and
+A file may be compressed with gzip. Inserts in the A2M and A3M formats (lower-case letters and dots) are removed, and
 ambiguous letters such as X become gaps. Both raise an `AlignmentWarning`.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["Alignment", "as_alignment", "read_alignment", "write_fasta"]
 
 Array = NDArray[Any]
 
-# Maximum length of a line in bytes, and the number of bytes in which a binary file is recognized.
+# Maximum length of a line in bytes, and the number of leading bytes that are checked to detect a binary file.
 _LONGEST_LINE = 2**24
 _HEAD = 2**12
 # Number of letters read between two checks of the available memory.
@@ -59,14 +59,14 @@ class Alignment:
         return len(self.codes)
 
     def __getitem__(self, rows: Any) -> Alignment:
-        """Return the alignment of some of the sequences."""
+        """Return an alignment of the selected sequences."""
         chosen = np.atleast_1d(np.arange(len(self))[rows])
         names = None if self.names is None else [self.names[row] for row in chosen]
         return Alignment(self.codes[chosen], self.alphabet, names)
 
     @property
     def n_sites(self) -> int:
-        """Number of sites of a sequence."""
+        """Number of sites per sequence."""
         return int(self.codes.shape[1])
 
     @property
@@ -108,7 +108,7 @@ def read_alignment(
     alphabet : str or Alphabet, optional
         ``"protein"``, ``"rna"``, ``"dna"``, or the letters themselves. Default: detected from the sequences.
     unknown : bool
-        Whether question marks are accepted as sites with an unknown letter.
+        Whether to accept question marks, which stand for unknown letters.
 
     Returns
     -------
@@ -173,13 +173,13 @@ def write_fasta(
     Parameters
     ----------
     path : path
-        The file. A name that ends in ``.gz`` compresses it.
+        The file. If the name ends in ``.gz``, the file is compressed.
     sequences : sequence of str
         The sequences.
     names : sequence of str, optional
         Name of each sequence. Default: 1, 2, and so on.
     force : bool
-        Whether an existing file may be replaced.
+        Whether to replace an existing file.
     """
     path = check_output(path, force)
     names = [str(number) for number in range(1, len(sequences) + 1)] if names is None else names
@@ -212,7 +212,7 @@ def _parse(file: IO[bytes], path: Path) -> tuple[list[str], list[bytes], list[in
 
 
 def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not empty, with their numbers, while enough memory is available."""
+    """Yield the number and the content of each nonempty line. Raise `MemoryLimitError` if memory runs short."""
     number, total, checked = 0, 0, 0
     while line := file.readline(_LONGEST_LINE):
         number += 1
@@ -231,7 +231,7 @@ def _check_memory(count: int, what: str, dtype: torch.dtype = torch.uint8) -> No
     try:
         check_memory(count, what, torch.empty(0, dtype=dtype))
     except MemoryLimitError as error:
-        raise MemoryLimitError(f"{error}; pass fewer sequences, for example without those that are similar") from None
+        raise MemoryLimitError(f"{error}; pass fewer sequences, for example by removing similar ones") from None
 
 
 def _fasta(lines: Iterator[tuple[int, bytes]], path: Path) -> tuple[list[str], list[bytes], list[int]]:
@@ -288,7 +288,8 @@ def _note(text: str) -> None:
 
 def _rows_of(data: Any, items: list[Any]) -> tuple[list[bytes], list[str] | None]:
     """Return the letters and the names of strings, of rows of letters, or of the records of a Biopython alignment."""
-    # Biopython has two classes of alignments: one contains records, and the other contains strings and has records.
+    # Biopython has two classes of alignments: one contains records, the other contains strings and has an attribute
+    # with the records.
     records = items if items and hasattr(items[0], "seq") else list(getattr(data, "sequences", ()))
     names = [str(record.id) for record in records] if len(records) == len(items) else None
     if records is items:
@@ -342,7 +343,8 @@ def _count(row: bytes) -> Array:
 def _without_inserts(rows: list[bytes], counts: Array, source: str) -> tuple[list[bytes], Array]:
     """Remove inserts (lower-case letters and dots), or change the letters to upper case if there are no inserts.
 
-    Lower-case letters are inserts if upper-case letters occur too, unless only the complete sequences have one length.
+    Lower-case letters are inserts if upper-case letters occur too, unless the sequences have equal lengths only if the
+    lower-case letters are kept.
     """
     is_lower = np.isin(np.arange(256), list(_LOWER))
     if not counts[is_lower].any():

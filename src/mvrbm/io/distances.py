@@ -1,4 +1,4 @@
-"""Read the distances between the sites of a known structure."""
+"""Read the distances between sites in a known structure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mvrbm.io.untrusted import check_regular_file
 
 __all__ = ["read_distances"]
 
-# Largest size of a file in bytes: a constant, and a number of bytes per pair of sites.
+# Maximum size of a file in bytes: the sum of a constant and a number of bytes per pair of sites.
 _ALLOWANCE, _BYTES_PER_PAIR = 2**20, 256
 
 
@@ -25,16 +25,16 @@ def read_distances(path: str | os.PathLike[str], n_sites: int) -> NDArray[Any]:
     Parameters
     ----------
     path : path
-        A ``.npy`` file with a matrix, or a text file with numbers that are separated by spaces, tabs or commas. A text
-        file contains a matrix, or one pair of sites per line: two sites, counted from 1, and their distance. Lines
-        that start with ``#`` are comments.
+        A ``.npy`` file with a matrix, or a text file with numbers separated by spaces, tabs or commas. A text file
+        contains a matrix, or one pair of sites per line: two sites, counted from 1, and their distance. Lines that
+        start with ``#`` are comments.
     n_sites : int
         Number of sites.
 
     Returns
     -------
     array of shape (n_sites, n_sites)
-        Distances, which are NaN for pairs that are not in the file.
+        Distances. Pairs that are not in the file have distance NaN.
     """
     path = Path(path)
     if (size := check_regular_file(path)) > (largest := _ALLOWANCE + _BYTES_PER_PAIR * n_sites**2):
@@ -60,7 +60,7 @@ def read_distances(path: str | os.PathLike[str], n_sites: int) -> NDArray[Any]:
 
 
 def _numbers(path: Path) -> NDArray[Any]:
-    """Parse rows of numbers. Errors name the line."""
+    """Parse rows of numbers. Error messages contain the line number."""
     rows: list[list[float]] = []
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):

@@ -26,15 +26,15 @@ class Mixing:
     Attributes
     ----------
     lags : list of int
-        Numbers of Gibbs steps.
+        Lags, as numbers of Gibbs steps.
     memory : dict of str to list of float
-        Memory of the chains after each lag, for each kind of initial states (``"random"`` and ``"data"``). See
+        Memory of the chains after each lag, for each kind of initial state (``"random"`` and ``"data"``). See
         :func:`chain_memory`.
     time : float
-        Estimated number of Gibbs steps after which the memory is below 0.05, or infinity if it never is.
+        Estimated number of Gibbs steps after which the memory is below 0.05, or infinity if it never falls below 0.05.
     disagreement : float or None
-        How much chains from random initial states and chains from data differ at the end, from 0 (not at all) to 1 (no
-        site has the same value), or None if there was no data.
+        Difference between the final states of the chains that started from random states and of those that started from
+        data, from 0 (no difference) to 1 (no site has the same value), or None if no data was given.
     """
 
     lags: list[int]
@@ -44,7 +44,7 @@ class Mixing:
 
     @property
     def mixed(self) -> bool:
-        """Whether the chains forget their states, and do not depend on the kind of initial states."""
+        """Whether the chains forget their states, and do not depend on the kind of initial state."""
         return math.isfinite(self.time) and (self.disagreement or 0.0) < _AGREE
 
     def __str__(self) -> str:
@@ -61,8 +61,8 @@ class Mixing:
 def chain_memory(machine: BoltzmannMachine, earlier: Layers, later: Layers) -> float:
     r"""Estimate how much chains remember of their earlier states.
 
-    The overlap of two states is the share of sites with the same value. The memory compares the mean overlap of later
-    states with earlier states of the same chain, and with earlier states of other chains:
+    The overlap of two states is the fraction of sites with the same value. The memory compares the mean overlap of
+    later states with earlier states of the same chain, and with earlier states of other chains:
 
     .. math:: \frac{q_\text{same} - q_\text{other}}{1 - q_\text{other}}
 
@@ -76,8 +76,8 @@ def chain_memory(machine: BoltzmannMachine, earlier: Layers, later: Layers) -> f
     Returns
     -------
     float
-        1 for chains that have not moved, and close to 0 for chains that have forgotten the earlier states. If all
-        chains are in the same state, 0.
+        1 for chains that have not moved, close to 0 for chains that have forgotten the earlier states, and 0 if all
+        chains are in the same state.
     """
     _check_sites(machine)
     if _count(later) < 2:
@@ -92,8 +92,9 @@ def check_mixing(
     """Run Gibbs chains and measure how fast they forget their states.
 
     Chains start from random states and, if `data` is given, also from data. The memory is measured between steps t / 2
-    and t for t = 2, 4, 8, ..., so that the chains have had as much time to forget their initial states. Chains that get
-    stuck in the first mode they find seem to mix if all of them find the same mode. Chains from data reveal this.
+    and t for t = 2, 4, 8, ..., so the chains have always taken as many steps before a measurement as they
+    take during it. Chains that get stuck in the first mode they find seem to mix if all of them find the same mode.
+    Chains that start from data reveal this.
 
     Parameters
     ----------
@@ -102,7 +103,7 @@ def check_mixing(
     data : Tensor or mapping of str to Tensor, optional
         Visible states, such as training data. The first `n_chains` are used.
     n_chains : int
-        Number of chains for each kind of initial states.
+        Number of chains for each kind of initial state.
     steps : int
         Maximum number of Gibbs steps.
     rng : RandomSource
@@ -150,7 +151,7 @@ def _time_to_forget(lags: list[int], memory: list[float]) -> float:
 
 
 def _disagreement(machine: BoltzmannMachine, ends: Mapping[str, Layers]) -> float:
-    """Return the energy distance between two sets of states, relative to the distance of unrelated states."""
+    """Return the energy distance between two sets of states, relative to the distance between unrelated states."""
     n = min(_count(layers) for layers in ends.values())
     first, second = ({name: array[:n] for name, array in layers.items()} for layers in ends.values())
     others = _others(first)
@@ -168,7 +169,7 @@ def _check_sites(machine: BoltzmannMachine) -> None:
 
 
 def _overlap(machine: BoltzmannMachine, first: Layers, second: Layers, shifts: Sequence[int]) -> float:
-    """Return the mean share of sites with the same value in pairs of states, one of which is shifted cyclically."""
+    """Return the mean fraction of sites with the same value in pairs of states, one of which is shifted cyclically."""
     n_sites = sum(unit.n_sites for unit in machine.layers.values())
     equal = 0
     for name, unit in machine.layers.items():

@@ -1,8 +1,8 @@
-"""Analyze models of aligned sequences: contacts, effects of mutations, and generated against natural sequences.
+"""Analyze models of aligned sequences: predict contacts and mutation effects, and compare generated with natural ones.
 
 The functions take a fitted :class:`mvrbm.SequenceRBM`, or a machine with one categorical layer of shape (sites,
-letters), and return arrays. The plots draw these arrays. Training, sampling and files are elsewhere, in
-`estimators.sequences` and `io.alignments`.
+letters), and return arrays. The plotting functions draw these arrays. Training and sampling are in
+`estimators.sequences`, and reading and writing files is in `io.alignments`.
 """
 
 from mvrbm.sequences.contacts import contact_map, contact_precision, effective_couplings, ranked_pairs

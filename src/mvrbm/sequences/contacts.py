@@ -33,7 +33,7 @@ def effective_couplings(model: Any, sequences: Any = None) -> Array:
     Returns
     -------
     array of shape (sites, sites, letters, letters)
-        The couplings, which are zero between a site and itself.
+        Couplings. The couplings between a site and itself are zero.
     """
     weights, variance = _weights_and_variance(SiteModel.of(model), sequences)
     couplings = torch.einsum("kia,k,kjb->ijab", weights, variance, weights)
@@ -43,10 +43,11 @@ def effective_couplings(model: Any, sequences: Any = None) -> Array:
 
 
 def contact_map(model: Any, sequences: Any = None) -> Array:
-    """Score the contact between each pair of sites.
+    """Compute a contact score for each pair of sites.
 
-    The score is the Frobenius norm of the :func:`effective_couplings` between the letters other than the gap, minus the
-    average product correction: the product of the mean scores of both sites, divided by the mean of all scores.
+    The score is the Frobenius norm of the :func:`effective_couplings` over all letters except the gap, minus the
+    average product correction. The correction is the product of the mean scores of both sites, divided by the mean of
+    all scores.
 
     Parameters
     ----------
@@ -106,14 +107,14 @@ def _average_product_correction(scores: Array) -> Array:
 
 
 def ranked_pairs(scores: Array, *, separation: int = 4) -> tuple[Array, Array]:
-    """Return pairs of sites, the highest score first.
+    """Return pairs of sites in order of decreasing score.
 
     Parameters
     ----------
     scores : array of shape (sites, sites)
         Result of :func:`contact_map`.
     separation : int
-        Pairs of sites at this or a smaller distance along the sequence are left out.
+        Pairs of sites that are at most this far apart along the sequence are excluded.
 
     Returns
     -------
@@ -126,23 +127,23 @@ def ranked_pairs(scores: Array, *, separation: int = 4) -> tuple[Array, Array]:
 
 
 def contact_precision(scores: Array, distances: Array, *, threshold: float = 8.0, separation: int = 4) -> Array:
-    """Compute the share of true contacts among the pairs of sites with the highest scores.
+    """Compute the fraction of true contacts among the pairs of sites with the highest scores.
 
     Parameters
     ----------
     scores : array of shape (sites, sites)
         Result of :func:`contact_map`.
     distances : array of shape (sites, sites)
-        Distances in a known structure. Pairs with the distance NaN are left out.
+        Distances in a known structure. Pairs with distance NaN are excluded.
     threshold : float
         Distance below which two sites are in contact. Default: 8 angstroms.
     separation : int
-        Pairs of sites at this or a smaller distance along the sequence are left out.
+        Pairs of sites that are at most this far apart along the sequence are excluded.
 
     Returns
     -------
     array of shape (pairs,)
-        Precision among the first 1, 2, 3, ... pairs. For L sites, entry ``L - 1`` is the precision at L.
+        Precision of the top 1, 2, 3, ... pairs. For L sites, entry ``L - 1`` is the precision at L.
     """
     distances = np.asarray(distances, dtype=float)
     if distances.shape != scores.shape:

@@ -1,4 +1,4 @@
-"""An alignment that comes with the package: lattice proteins, whose structure is known exactly."""
+"""Example alignment of lattice proteins, whose structure is known exactly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mvrbm.sequences.site_model import Array
 __all__ = ["load_lattice_proteins"]
 
 _FILE = Path(__file__).parent / "data" / "lattice_proteins.fasta"
-# Sites of the chain, counted from 1, in the cube of 3 x 3 x 3 points that it fills.
+# Site at each point of the 3 x 3 x 3 cube that the chain fills, counted from 1.
 _CUBE = [
     [[1, 2, 3], [20, 23, 4], [21, 22, 5]],
     [[18, 25, 26], [19, 24, 7], [12, 11, 6]],
@@ -24,14 +24,14 @@ def load_lattice_proteins() -> tuple[Alignment, Array]:
     """Load 2,000 sequences of lattice proteins, and the distances between their sites.
 
     A lattice protein is a chain of 27 amino acids that fills a cube of 3 x 3 x 3 points. All of these sequences fold
-    into the same structure. They are some of the sequences in the package PGM of J. Tubiana (BSD 3-clause license).
+    into the same structure. They are a subset of the sequences in J. Tubiana's package PGM (BSD 3-clause license).
 
     Returns
     -------
     Alignment
         The sequences.
     array of shape (27, 27)
-        Distances between the points of the sites. Sites at distance 1 are in contact.
+        Distances between the sites in the cube. Sites at distance 1 are in contact.
 
     References
     ----------

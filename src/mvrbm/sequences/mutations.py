@@ -1,4 +1,4 @@
-"""Effects of mutations: the change of the log-likelihood when one letter of a sequence changes."""
+"""Effects of mutations: the change in the log-likelihood when one letter of a sequence changes."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["mutation_scan"]
 
 @torch.no_grad()
 def mutation_scan(model: Any, reference: Any) -> Array:
-    r"""Compute the change of the log-likelihood for each single mutation of a sequence.
+    r"""Compute the change in the log-likelihood for each single mutation of a sequence.
 
     The change is a difference between free energies, :math:`F(x) - F(x')`, so :math:`\log Z` cancels. One mutation
-    changes the hidden field by the difference of two columns of :math:`W`, so a scan takes about as long as the free
-    energies of a few sequences.
+    changes the hidden field by the difference of two columns of :math:`W`, so a scan takes about as long as computing
+    the free energies of a few sequences.
 
     Parameters
     ----------
     model : SequenceRBM or BoltzmannMachine
         Fitted model.
     reference : str or array of int
-        The sequence, as letters or as codes of shape (sites,).
+        Reference sequence, as letters or as codes of shape (sites,).
 
     Returns
     -------
     array of shape (sites, letters)
-        Change of the log-likelihood in nats, which is negative if the mutation makes the sequence less likely and zero
+        Change in the log-likelihood in nats. It is negative if the mutation makes the sequence less likely, and zero
         for the letters of the reference. Letters are in the order of the alphabet.
     """
     view = SiteModel.of(model)

@@ -1,4 +1,4 @@
-"""Plots of sequence models in the usual form of the field. Each function draws into one matplotlib `Axes`."""
+"""Standard plots for sequence models. Each function draws on one matplotlib `Axes`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mvrbm.sequences.site_model import Array
 
 __all__ = ["plot_contact_map", "plot_correlations", "plot_logo", "plot_mutations", "plot_projection"]
 
-# Colors of letters by chemical properties, and of all other letters.
+# Colors of letters by chemical property, and the color of all other letters.
 _AMINO_ACIDS = {"AVLIMFWP": "#333333", "GSTYCQN": "#2e8b57", "KRH": "#2a5fc2", "DE": "#c2342a", "-": "#b0b0b0"}
 _NUCLEOTIDES = {"A": "#2e8b57", "C": "#2a5fc2", "G": "#d99a1c", "TU": "#c2342a", "-": "#b0b0b0"}
 _OTHER = "#6a4a8c"
 _HIT, _MISS = "#2a78c2", "#d1672a"
-# Width of a letter of a logo, in sites.
+# Width of a letter in a logo, in sites.
 _LETTER_WIDTH = 0.9
 
 
@@ -41,7 +41,7 @@ def plot_logo(weights: Array, letters: str, *, ax: Any = None) -> Any:
     letters : str
         The letters, such as ``model.alphabet_.letters``.
     ax : matplotlib.axes.Axes, optional
-        Where to draw. Default: a new figure.
+        Axes to draw on. Default: the axes of a new figure.
 
     Returns
     -------
@@ -116,14 +116,14 @@ def plot_contact_map(
     scores : array of shape (sites, sites)
         Result of :func:`contact_map`.
     distances : array of shape (sites, sites), optional
-        Distances in a known structure. Its contacts are gray, and predicted contacts are colored by whether they are
-        true. Pairs with the distance NaN are not predicted.
+        Distances in a known structure. Contacts in the structure are gray, and predicted contacts are colored by
+        whether they are true. Pairs with distance NaN are excluded from the predictions.
     n_pairs : int, optional
         Number of predicted contacts. Default: the number of sites.
     threshold, separation
         See :func:`contact_precision`.
     ax : matplotlib.axes.Axes, optional
-        Where to draw. Default: a new figure.
+        Axes to draw on. Default: the axes of a new figure.
 
     Returns
     -------
@@ -155,7 +155,7 @@ def plot_contact_map(
 
 
 def plot_mutations(scan: Array, reference: str, letters: str, *, ax: Any = None) -> Any:
-    """Draw the effects of all single mutations of a sequence as a heat map. Dots mark the letters of the sequence.
+    """Draw a heat map of the effects of all single mutations of a sequence. Dots mark the letters of the sequence.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def plot_mutations(scan: Array, reference: str, letters: str, *, ax: Any = None)
     letters : str
         The letters, such as ``model.alphabet_.letters``.
     ax : matplotlib.axes.Axes, optional
-        Where to draw. Default: a new figure.
+        Axes to draw on. Default: the axes of a new figure.
 
     Returns
     -------
@@ -192,14 +192,14 @@ def plot_mutations(scan: Array, reference: str, letters: str, *, ax: Any = None)
 
 
 def plot_projection(natural: Array, generated: Array, *, ax: Any = None) -> Any:
-    """Draw natural and generated sequences on the first two principal components of the natural ones.
+    """Plot natural and generated sequences along the first two principal components of the natural ones.
 
     Parameters
     ----------
     natural, generated : array of shape (n, 2)
         Coordinates, as returned by :func:`project`.
     ax : matplotlib.axes.Axes, optional
-        Where to draw. Default: a new figure.
+        Axes to draw on. Default: the axes of a new figure.
 
     Returns
     -------
@@ -216,14 +216,14 @@ def plot_projection(natural: Array, generated: Array, *, ax: Any = None) -> Any:
 
 
 def plot_correlations(natural: Array, generated: Array, *, ax: Any = None) -> Any:
-    """Draw correlations of generated against those of natural sequences, with Pearson's coefficient in the title.
+    """Plot correlations of generated against natural sequences, with Pearson's coefficient in the title.
 
     Parameters
     ----------
     natural, generated : array
         Result of :func:`correlations`.
     ax : matplotlib.axes.Axes, optional
-        Where to draw. Default: a new figure.
+        Axes to draw on. Default: the axes of a new figure.
 
     Returns
     -------

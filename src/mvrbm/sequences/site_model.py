@@ -37,7 +37,7 @@ class SiteModel:
 
     @classmethod
     def of(cls, model: Any) -> SiteModel:
-        """Return the parts of a fitted estimator or of a machine."""
+        """Create a `SiteModel` from a fitted estimator or from a machine."""
         machine = getattr(model, "machine_", model)
         if not isinstance(machine, BoltzmannMachine):
             raise ValueError(f"model must be a fitted SequenceRBM or a BoltzmannMachine, got {type(model).__name__}")
@@ -90,7 +90,7 @@ class SiteModel:
         return torch.nn.functional.one_hot(digits, self.letters).to(like.dtype)
 
     def draw(self) -> Array:
-        """Return the codes of sequences that Gibbs sampling draws from random initial states, always the same ones."""
+        """Draw sequences by Gibbs sampling from random initial states with a fixed seed, and return their codes."""
         state = sample(self.machine, _DRAWN, _STEPS, RandomSource(0), check=False)
         codes: Array = state.visible[self.name].argmax(-1).cpu().numpy()
         return codes
@@ -119,7 +119,7 @@ def hidden_weights(model: Any) -> Array:
     Returns
     -------
     array of shape (\*hidden shape, sites, letters)
-        Weights, whose sum over the letters of each site is zero.
+        Weights. For each site, they sum to zero over the letters.
     """
     weights: Array = SiteModel.of(model).weights().cpu().numpy()
     return weights

@@ -16,7 +16,7 @@ from mvrbm.validation import whole_number
 
 __all__ = ["Accuracy", "adversarial_accuracy", "correlations", "nearest_distances", "project"]
 
-# Number of entries of a block of comparisons, which fits into the cache of a processor.
+# Number of comparisons per block. A block fits into the CPU cache.
 _BLOCK = 2**20
 
 
@@ -31,7 +31,7 @@ def _together(natural: Any, others: tuple[Any, ...], alphabet: str | Alphabet | 
 
 
 def _shares(n: int, weights: Any) -> Array:
-    """Return the weights of n sequences, normalized to sum 1."""
+    """Return the weights of n sequences, normalized to a sum of 1."""
     if weights is None:
         return np.full(n, 1 / n)
     given = np.asarray(weights, dtype=np.float64)
@@ -53,7 +53,7 @@ def correlations(
     weights: Any = None,
     n_subsets: int = 1000,
 ) -> tuple[Array, Array]:
-    r"""Compute the connected correlations of natural and of generated sequences, in the same order.
+    r"""Compute the connected correlations of natural and generated sequences. Both results have the same order.
 
     With the frequencies :math:`f` of letters at one, two or three sites, the connected correlations are
 
@@ -73,8 +73,7 @@ def correlations(
     weights : array of shape (n,), optional
         Weights of the natural sequences.
     n_subsets : int
-        Maximum number of pairs or triplets of sites. If there are more, the function selects some at random, always the
-        same ones.
+        Maximum number of pairs or triplets of sites. If there are more, a random selection with a fixed seed is used.
 
     Returns
     -------
@@ -133,7 +132,7 @@ def _connected(alignment: Alignment, subset: list[int], shares: Array) -> Array:
 def project(
     natural: Any, *others: Any, alphabet: str | Alphabet | None = None, weights: Any = None, n_components: int = 2
 ) -> list[Array]:
-    """Project sequences onto the principal components of the natural sequences in one-hot encoding.
+    """Project sequences onto the principal components of the one-hot encoded natural sequences.
 
     Parameters
     ----------
@@ -151,7 +150,7 @@ def project(
     Returns
     -------
     list of arrays of shape (n, n_components)
-        Coordinates of the natural sequences and of each of the others. The first component has the largest variance.
+        Coordinates of the natural sequences and of each other set. The first component has the largest variance.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.linalg import LinearOperator, eigsh
@@ -189,32 +188,32 @@ def project(
 
 
 class Accuracy(NamedTuple):
-    """Result of :func:`adversarial_accuracy`. All values are 0.5 for sequences of the same distribution."""
+    """Result of :func:`adversarial_accuracy`. All values are 0.5 if both sets have the same distribution."""
 
     score: float  # mean of the other two
-    natural: float  # share of natural sequences that are closer to another natural than to a generated sequence
-    generated: float  # share of generated sequences that are closer to another generated than to a natural sequence
+    natural: float  # fraction of natural sequences that are closer to another natural than to a generated sequence
+    generated: float  # fraction of generated sequences that are closer to another generated than to a natural one
 
 
 def adversarial_accuracy(natural: Any, generated: Any, *, alphabet: str | Alphabet | None = None) -> Accuracy:
-    """Measure how well nearest neighbors tell generated from natural sequences (AATS).
+    """Measure how well nearest neighbors distinguish generated from natural sequences (AATS).
 
     A sequence is recognized if its nearest neighbor, by the number of sites that differ, is in its own set. If the
-    nearest neighbors in both sets are equally far, it counts one half.
+    nearest neighbors in both sets are equally far away, the sequence counts as one half.
 
     Parameters
     ----------
     natural, generated : path, sequence of str or array
-        Aligned sequences. If one set has more sequences, only as many as in the other set are used, spread evenly.
+        Aligned sequences. If one set is larger, only an evenly spaced subset of it is used, as large as the other set.
     alphabet : str or Alphabet, optional
         Letters of the sequences. Default: detected from the natural sequences.
 
     Returns
     -------
     Accuracy
-        The score is 0.5 for sequences that cannot be told apart, 1 for generated sequences that are unlike the natural
-        ones, and 0 for copies. Its parts are close to 1 for natural sequences that the generated ones miss, and for
-        generated sequences that are unlike the natural ones.
+        The score is 0.5 if the sets cannot be distinguished, 1 if the generated sequences are unlike the natural ones,
+        and 0 if they are copies. `natural` is close to 1 if the generated sequences miss most of the natural ones, and
+        `generated` is close to 1 if the generated sequences are unlike the natural ones.
 
     References
     ----------
@@ -234,7 +233,7 @@ def adversarial_accuracy(natural: Any, generated: Any, *, alphabet: str | Alphab
 
 
 def nearest_distances(sequences: Any, natural: Any, *, alphabet: str | Alphabet | None = None) -> Array:
-    """Compute the number of sites in which each sequence differs from the nearest natural sequence.
+    """Compute the number of sites at which each sequence differs from the nearest natural sequence.
 
     Parameters
     ----------

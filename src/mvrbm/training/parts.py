@@ -13,7 +13,7 @@ def part_folder(folder: str | os.PathLike[str], part: str, *details: object) -> 
     """Return the subfolder of a checkpoint folder for a part of a training run, such as `layer-0`."""
     name = "-".join([part, *map(str, details)])
     if not is_part(name):
-        raise ValueError(f"{name!r} is not the name of a part of a training run, which are {', '.join(_PARTS)}")
+        raise ValueError(f"{name!r} is not the name of a part of a training run; the parts are {', '.join(_PARTS)}")
     return Path(folder) / name
 
 

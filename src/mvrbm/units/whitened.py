@@ -22,7 +22,7 @@ from mvrbm.validation import choice, whole_number
 N_GATES = 3
 #: Smallest variance of a coefficient of standardized data. It keeps constant directions from having infinite density.
 SMALLEST_VARIANCE = 1e-6
-# Scales of entries that are smaller than this, relative to the median, are those of constant entries.
+# Entries whose scale is smaller than this, relative to the median, count as constant.
 _CONSTANT_RELATIVE_SCALE = 1e-6
 # Initial standard deviation of the logarithms of a component's precisions. Equal components would stay equal.
 _START_NOISE = 0.3
@@ -62,8 +62,8 @@ class WhitenedMixture(Unit):
         Whether each coefficient is a mixture of three Gaussians of different widths, given component and contrast. The
         widths and weights are shared by all coefficients of a component. If False, the coefficient is Gaussian.
     level : bool
-        Whether the mean over the entries is independent of all other coefficients, and Gaussian with a variance of its
-        own. It then has neither contrast nor gate.
+        Whether the mean over the entries is independent of all other coefficients, and Gaussian with its own variance.
+        It then has neither contrast nor gate.
     means : "own", "shared" or "one"
         Whether each component has its own mean :math:`M_k`, all components share the mean :math:`\mu`, or all entries
         share one mean.
@@ -144,7 +144,7 @@ class WhitenedMixture(Unit):
     def whitenings(self) -> list[Tensor]:
         r"""Return the matrices that whiten cosine coefficients, one per mode: (K or 1, I_d, I_d).
 
-        With a level, the first coefficient of each mode is left alone, so that the level stays separate.
+        With a level, the first coefficient of each mode is left unchanged, so that the level stays separate.
         """
         found = []
         for d, size in enumerate(self.shape):
@@ -220,7 +220,7 @@ class WhitenedMixture(Unit):
         return -0.5 * (rotated[:, 0] ** 2 * torch.exp(-log_variance) + log_variance + math.log(2 * math.pi))
 
     def site_energy(self, x: Tensor) -> Tensor:
-        """Return the energy of the array, the negative log-density minus the pull of the bias."""
+        """Return the energy of the array, the negative log-density minus the bias term."""
         log_density = torch.logsumexp(self.joint_log_density(self.rotate(x)).flatten(1), 1)
         return -log_density - (self.bias * self.statistic(x)).flatten(1).sum(1)
 
@@ -345,7 +345,7 @@ class WhitenedMixture(Unit):
 
     @torch.no_grad()
     def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Set center and scale to those of the data, and all components to its variances with some noise."""
+        """Initialize the center and the scale from the data, and all components from its variances, with noise."""
         self.bias.zero_()
         center = mean.mean().reshape(self.center.shape) if self.means == "one" else mean
         self.center.copy_(center)
@@ -358,9 +358,10 @@ class WhitenedMixture(Unit):
 
     @torch.no_grad()
     def _start(self, variances: Tensor | None = None) -> None:
-        """Reset components, contrasts and gates. `variances` of the cosine coefficients have shape (N,), default ones.
+        """Reset components, contrasts and gates.
 
-        The components differ by noise, because equal components would stay equal.
+        `variances` contains the variances of the cosine coefficients, of shape (N,). Default: ones. The components
+        differ by noise, because equal components would stay equal.
         """
         variances = torch.ones(math.prod(self.shape)) if variances is None else variances
         log_contrast, log_width = _spread(self.n_contrasts), _spread(N_GATES if self.gate else 1)
@@ -471,7 +472,7 @@ def _cosines(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _spread(count: int) -> Tensor:
-    """Return initial log-variances in descending order, which are zero if there is only one."""
+    """Return initial log-variances in descending order, or zero if there is only one."""
     return torch.linspace(_START_REACH, -_START_REACH, count) if count > 1 else torch.zeros(1)
 
 

@@ -1,10 +1,10 @@
-"""CPU backend for categorical data, such as sequences of letters, in which most entries of a sample are zeros.
+"""CPU backend for categorical data, such as sequences of letters, in which most entries of a sample are zero.
 
-A product of `W` with a one-hot sample is a sum of one row of the transposed `W` per site. These sums cost less than the
-products with small factors that they replace, so this backend expands all couplings to full matrices in every update,
-and converts the gradient for `W` to the gradient for the factors. On one core of an AMD EPYC, PCD updates take 1.7 ms
-instead of 4.3 ms for 27x20 -> 25x12 at rank 16, 8.6 ms instead of 39 ms for 112x21 -> 40x10 at rank 20, and 4.3 ms
-instead of 8.4 ms for a dense coupling from 112x21 to 200 hidden units (processor time, 100 samples and 100 chains).
+A product of `W` with a one-hot sample is a sum of one row of the transposed `W` per site. These sums are faster than
+the products with small factors that they replace, so this backend expands all couplings to full matrices in every
+update, and converts the gradient for `W` to the gradient for the factors. On one core of an AMD EPYC, PCD updates take
+1.7 ms instead of 4.3 ms for 27x20 -> 25x12 at rank 16, 8.6 ms instead of 39 ms for 112x21 -> 40x10 at rank 20, and 4.3
+ms instead of 8.4 ms for a dense coupling from 112x21 to 200 hidden units (CPU time, 100 samples and 100 chains).
 """
 
 import functools
@@ -26,8 +26,8 @@ from mvrbm.devices import one_thread
 from mvrbm.random import RandomSource
 from mvrbm.updates.state import TrainState
 
-# Couplings are not expanded if their full matrix has more than this many times as many entries as a product of a sample
-# with their factors has multiplications.
+# Maximum number of entries in the full matrix of a coupling that is expanded, relative to the number of multiplications
+# in a product of one sample with its factors.
 _MOST_WASTE = 1.5
 
 

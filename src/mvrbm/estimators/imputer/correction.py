@@ -204,7 +204,7 @@ class CorrectionTrainer:
 
     @torch.no_grad()
     def _reduces_error(self, correction: Correction, held: tuple[Samples, Tensor]) -> bool:
-        """Return whether the correction surely reduces the errors on held-out entries."""
+        """Return whether the correction reduces the errors on held-out entries by more than chance."""
         tested, first = held
         corrected = correction.correct(tested.x, tested.shown, first, self.scaling)
         errors, linear = (squared_errors(each, tested, self.weights).sum(1) for each in (corrected, first))

@@ -125,9 +125,9 @@ def structures_of_axis(size: int) -> tuple[str, ...]:
 
 
 def _covariance(sums: Tensor, counts: Tensor, *, stationary: bool) -> Tensor:
-    """Return the positive semidefinite matrix that is nearest to the mean products, with a mean diagonal of 1.
+    """Return the positive semidefinite matrix nearest to the mean products, scaled to a mean diagonal entry of 1.
 
-    `sums` contains sums of products of residuals of shape (I, I), and `counts` the number of their terms.
+    `sums` contains sums of products of residuals, and `counts` the number of terms in each sum. Both have shape (I, I).
     """
     size = len(sums)
     if stationary:

@@ -62,7 +62,7 @@ class LinearChoice:
     errors: Tensor  # sum of weighted squared errors on held-out entries, per sample along the first axis
     error: float
 
-    separable: bool = False  # whether the model is that of `fit_separable`
+    separable: bool = False  # whether the model was fitted by `fit_separable`
 
     def refit(self, samples: Samples) -> Linear:
         """Return the same model, fitted to all known entries."""
@@ -126,11 +126,13 @@ def _smaller(best: LinearChoice | None, found: LinearChoice | None) -> LinearCho
 
 
 def surely_smaller(errors: Tensor, others: Tensor, *, both: bool = False) -> bool:
-    """Return whether the mean of the errors of samples is smaller than that of others, by more than chance.
+    """Return whether the mean of `errors` is smaller than the mean of `others` by more than chance.
+
+    Both contain one error per sample.
 
     The mean difference, or the mean relative difference, must exceed its standard error. The relative difference has
-    less noise if the errors of some samples are much larger than those of others. If `both` is True, both differences
-    must exceed their standard errors, so that a gain in a few samples is not sufficient.
+    less noise if some samples have much larger errors than other samples. If `both` is True, both differences must
+    exceed their standard errors, so that a gain in a few samples is not sufficient.
     """
     differences = (others - errors).double()
     relative = differences / (others + errors).double().clamp(min=torch.finfo(others.dtype).tiny)
@@ -259,7 +261,7 @@ class Trials:
 
 
 class _Sequence:
-    """Models with more and more factors. The sequence ends when doubling their number twice does not help."""
+    """Models with increasing numbers of factors. The sequence ends when two successive doublings do not help."""
 
     def __init__(self) -> None:
         self.best: LinearChoice | None = None

@@ -18,7 +18,7 @@ from mvrbm.estimators.mixture import MatrixMixture
 from mvrbm.estimators.mixture.conditional import Conditional
 
 # Maximum number of entries in a sample, because the model has as many factors, and minimum and maximum number of
-# samples to fit.
+# samples to fit it to.
 _MOST_ENTRIES = 150
 _FEWEST_SAMPLES = 50
 _MOST_SAMPLES = 500
@@ -26,7 +26,7 @@ _EPOCHS = 15
 
 
 def is_applicable(n: int, shape: Sequence[int]) -> bool:
-    """Return whether `n` samples of the given shape are arrays of at least two axes, small enough and numerous."""
+    """Return whether there are enough samples, and whether they are small enough arrays with at least two axes."""
     size = math.prod(shape)
     return min(shape) > 1 and len(shape) > 1 and size <= _MOST_ENTRIES and n >= _FEWEST_SAMPLES
 

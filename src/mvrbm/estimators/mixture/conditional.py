@@ -1,9 +1,9 @@
 """Distribution of unknown entries given known entries under a whitened mixture.
 
 Given component, contrast and gates, all entries are jointly Gaussian. Without gates, the conditional distribution is a
-mixture of Gaussians, one per component and contrast, and everything here is exact. With gates, the same formulas for
-gates replaced with their mean variance give a start, and Gibbs sampling over components, contrasts and gates is exact
-in the limit of many steps.
+mixture of Gaussians, one per component and contrast, and everything here is exact. With gates, the same formulas,
+in which gates are replaced with their mean variances, give initial values, and Gibbs sampling over components,
+contrasts and gates is exact in the limit of many steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from mvrbm.random import RandomSource
 from mvrbm.units.whitened import WhitenedMixture, mode_products
 
-# Maximum number of entries of the matrices that one batched factorization solves.
+# Maximum number of matrix entries in one batched factorization.
 _MOST_NUMBERS = 2**23
 
 
@@ -57,7 +57,7 @@ class Conditional:
     def given(self, samples: Tensor, known: Tensor) -> Given:
         """Return the distribution of the unknown entries of samples (n, N), given the entries in `known`, (N,).
 
-        This is exact without gates. With gates, each coefficient has the mean variance of its gate.
+        This is exact without gates. With gates, each gate is replaced with its mean variance.
         """
         unit = self.unit
         logs = torch.logsumexp(unit.log_gates()[:, None] + unit.state_log_variances(), 2).double()  # (K, C)
@@ -82,7 +82,7 @@ class Conditional:
         return Given(log_weights, torch.cat(means).transpose(0, 1), torch.cat(factors))
 
     def gibbs_step(self, samples: Tensor, known: Tensor, rng: RandomSource) -> tuple[Tensor, Tensor]:
-        """Draw component, contrast and gates given complete samples (n, N), then the unknown entries given all these.
+        """Draw component, contrast and gates given complete samples (n, N), then the unknown entries given these.
 
         Return the new samples and the means from which the unknown entries were drawn. `known` has shape (n, N).
         """
@@ -132,7 +132,7 @@ def pick(probabilities: Tensor, number: Tensor) -> Tensor:
 
 
 def in_chunks(unit: WhitenedMixture, compute: Callable[[Tensor], Tensor], rotated: Tensor) -> Tensor:
-    """Apply a function to cosine coefficients (n, N) in chunks whose intermediate values fit into the memory."""
+    """Apply a function to cosine coefficients (n, N) in chunks whose intermediate values fit into memory."""
     states = unit.n_components * unit.n_contrasts * unit.state_log_variances().shape[2]
     budget = 2**21 if rotated.device.type == "cpu" else 2**27
     return torch.cat([compute(part) for part in rotated.split(max(1, budget // (states * rotated.shape[1])))])

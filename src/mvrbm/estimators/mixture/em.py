@@ -22,13 +22,13 @@ from mvrbm.units.whitened import SMALLEST_VARIANCE, WhitenedMixture, mode_produc
 _CHUNK = {"cpu": 2**20, "cuda": 2**27}
 #: Number of components per sample whose gates are evaluated during training. The others have low Gaussian densities.
 MOST_CANDIDATES = 8
-# Components with a smaller posterior probability do not contribute to the statistics of a sample.
+# Minimum posterior probability of a component that contributes to the statistics of a sample.
 _SMALLEST_SHARE = 1e-3
 # Bounds on the log-variances of contrasts and gates, relative to their means over the samples.
 _LARGEST_REACH = 8.0
 # Number of rounds in which contrasts, widths and precisions are updated in turn.
 _ROUNDS = 3
-# Components with fewer samples, relative to the pseudo-samples, keep their parameters.
+# Minimum number of samples of a component that is updated, relative to the pseudo-samples.
 _SMALLEST_COUNT = 1e-3
 # A component is dead if its share of the samples is smaller than this fraction of the average.
 _DEAD = 0.02
@@ -43,14 +43,14 @@ _SHARED_PARAMETERS = {"bias", "center", "log_scale", "level_log_variance"}
 # and the component that it copies.
 _START_NOISE = 0.5
 _SPLIT_NOISE = 0.3
-# Smallest energy per coefficient whose logarithm counts for the initial contrasts.
+# Minimum energy per coefficient when its logarithm determines the initial contrasts.
 _SMALLEST_ENERGY = 1e-6
 # Number of rounds of clustering for the initial means.
 _LLOYD_ROUNDS = 20
 # Decay rates of Adam, and the size below which gradients are not enlarged.
 _BETAS = (0.9, 0.99)
 _SMALLEST_GRADIENT = 1e-8
-# Largest Frobenius norm of the relative change of a whitening in one step of Adam. Steps of large matrices would
+# Maximum Frobenius norm of the relative change in a whitening in one step of Adam. Steps of large matrices would
 # otherwise diverge, because their norm grows with the number of rows.
 _LARGEST_CHANGE = 0.25
 
@@ -110,7 +110,7 @@ class _Law:
         self.inverses = torch.exp(-logs)  # (K, C, G)
         constants = unit.log_gates()[:, None] - 0.5 * logs  # (K, C, G)
         # The log-density of a coefficient is that of its first Gaussian, which is the widest, plus log(1 + sum of the
-        # ratios of the others to it). Ratios never overflow, because narrow Gaussians end first.
+        # ratios of the others to it). Ratios never overflow, because narrow Gaussians decay faster.
         self.widest = constants[:, :, 0]  # (K, C)
         self.log_ratios = (constants[:, :, 1:] - constants[:, :, :1])[..., None]  # (K, C, G - 1, 1)
         self.rates = -0.5 * (self.inverses[:, :, 1:] - self.inverses[:, :, :1])[..., None]  # (K, C, G - 1, 1)
@@ -146,7 +146,7 @@ class _Law:
         total = torch.logsumexp(joint.flatten(1), 1)
         found.log_likelihood += weight @ (total + unit.outer_log_density(u))
         share = torch.exp(joint - total[:, None, None])  # (n, L, C)
-        # From here on, only pairs with a noticeable share.
+        # From here on, only pairs with a noticeable share count.
         at, which = torch.nonzero(share.sum(2) > smallest, as_tuple=True)
         share, k, z = share[at, which] * weight[at, None], k[at, which], z[at, which]
         first = (share[..., None] / sums[at, which])[:, :, None]  # (P, C, 1, coefficients)
@@ -187,7 +187,7 @@ def _curvatures(unit: WhitenedMixture, k: Tensor, z: Tensor, q: Tensor) -> list[
 def _segments(k: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Group the indices of equal values of `k` into segments of equal width.
 
-    Return the indices, of shape (segments, width), where -1 is padding, and the value of each segment.
+    Return the indices as a tensor of shape (segments, width), padded with -1, and the value of each segment.
     """
     order = torch.argsort(k, stable=True)
     counts = torch.bincount(k, minlength=count)
@@ -204,7 +204,7 @@ def _segments(k: Tensor, count: int) -> tuple[Tensor, Tensor]:
 class Prior:
     r"""Pseudo-samples that each component has in addition to the data.
 
-    Their distribution is a Gaussian with a separable covariance, that of the data along each mode, in the scale of the
+    Their distribution is a Gaussian with a separable covariance: that of the data along each mode, at the scale of the
     component. The log-prior of a component is
 
     .. math:: \nu \Bigl\{\log|\det A| + \tfrac12 \sum_j \log d_j
@@ -259,7 +259,7 @@ class Prior:
 
 @torch.no_grad()
 def maximization(unit: WhitenedMixture, found: Statistics, prior: Prior, block: int | None = None) -> None:
-    """Update the parameters from the statistics, and the statistics where new coordinates change them.
+    """Update the parameters from the statistics, and transform the statistics to the new coordinates.
 
     If `block` is given, only one block of parameters is updated, which never lowers the likelihood: contrasts, gates
     and precisions (0), the whitening of mode ``block - 1``, or the means (the last block). Otherwise, all blocks are
@@ -299,7 +299,7 @@ def _update_variances(unit: WhitenedMixture, found: Statistics, prior: Prior) ->
     J, extra = unit.n_coefficients, prior.weight
 
     def ratio(squares: Tensor, counts: Tensor, before: Tensor) -> Tensor:
-        """Return the logarithm of a variance, or its former value where nothing was counted."""
+        """Return the logarithm of a variance, or its previous value where nothing was counted."""
         seen = (counts > tiny) & (squares > 0)
         return torch.where(seen, (squares / counts.clamp(min=tiny)).clamp(min=tiny).log(), before)
 
@@ -347,7 +347,7 @@ def _update_whitening(unit: WhitenedMixture, found: Statistics, prior: Prior, d:
 
     In the coordinates of the current coefficients, row e_i of the change E maximizes
     m log|det E| - e_i' H_i e_i / 2, where m is the weighted number of coefficients per row. If `keep_scale` is True,
-    the rows keep their lengths, so that the update does not repeat that of the precisions.
+    the rows keep their lengths, so that the update does not duplicate that of the precisions.
     """
     own = getattr(unit, f"whitening_{d}")  # (K, J, J)
     curvature, J = found.curvature[d], own.shape[1]
@@ -426,8 +426,8 @@ def start(unit: WhitenedMixture, rotated: Tensor, weights: Tensor, rng: RandomSo
     """Initialize the components from weighted samples, given their cosine coefficients (n, N).
 
     The whitening of each mode starts from the principal axes of the mode, and the precisions from the variances along
-    these axes, with noise. Own means start from clusters. The result depends on the weighted moments of the samples
-    alone, so that a sample with weight 2 counts as two samples.
+    these axes, with noise. Own means start from clusters. The result depends only on the weighted moments of the
+    samples, so a sample with weight 2 counts as two samples.
     """
     first = int(unit.level)
     if unit.level:
@@ -477,7 +477,7 @@ def _axes(unit: WhitenedMixture, rotated: Tensor) -> Tensor:
 def _clusters(samples: Tensor, weights: Tensor, count: int, rng: RandomSource) -> tuple[Tensor, Tensor]:
     """Cluster weighted samples (n, N) around `count` centers, and return the cluster of each sample and the centers.
 
-    The centers start as random points with the covariance of the samples, which depends on the samples' moments alone.
+    The centers start as random points with the covariance of the samples, which depends only on the samples' moments.
     """
     covariance = (samples * weights[:, None]).T @ samples
     values, vectors = torch.linalg.eigh(covariance)
@@ -499,9 +499,9 @@ def _nearest(samples: Tensor, centers: Tensor) -> Tensor:
 def gradient(unit: WhitenedMixture, found: Statistics, prior: Prior) -> dict[str, Tensor]:
     """Return the gradient of the mean log-likelihood plus the log-prior with respect to the parameters of components.
 
-    By Fisher's identity, the expected gradient under the posterior is the gradient of the likelihood, so that the
-    statistics of the E-step suffice. The gradients of whitenings are those with respect to E in (I + E) A. The
-    gradients of means are those with respect to t, if the whitened coefficients of the means are t / sqrt(d).
+    By Fisher's identity, the expected gradient under the posterior is the gradient of the likelihood, so the
+    statistics of the E-step suffice. The gradients for the whitenings are with respect to E in (I + E) A. The gradients
+    for the means are with respect to t, where t / sqrt(d) are the whitened coefficients of the means.
     """
     share, J, extra = found.share.sum(1), unit.n_coefficients, prior.weight
     inverses = torch.exp(-unit.state_log_variances())  # (K, C, G)
@@ -587,7 +587,7 @@ class Fitting:
         self.history.append(total)
 
     def _ascend(self, gradients: dict[str, Tensor], rate: float) -> None:
-        """Move the parameters uphill. See :func:`gradient` for the coordinates of whitenings and means."""
+        """Perform one step of Adam uphill. See :func:`gradient` for the coordinates of whitenings and means."""
         for name, value in gradients.items():
             first, second = self._moments.setdefault(name, (torch.zeros_like(value), torch.zeros_like(value)))
             first.lerp_(value, 1 - _BETAS[0])
@@ -609,8 +609,8 @@ class Fitting:
 
         The objective is the mean log-likelihood plus the log-prior.
 
-        All blocks of parameters are updated at once. If this lowered the likelihood in the previous epoch, it is
-        undone, and the blocks are updated one per epoch for a while. If `update` is False, the parameters are only
+        All blocks of parameters are updated at once. If this lowered the objective in the previous epoch, the update is
+        undone, and for a while, only one block is updated per epoch. If `update` is False, the parameters are only
         compared with those before the previous update.
         """
         _normalize(self.unit)
@@ -635,5 +635,5 @@ class Fitting:
             self._former = None
 
     def forget(self) -> None:
-        """Forget the former likelihood, because the samples have changed."""
+        """Forget the previous objective, because the samples have changed."""
         self._former = None

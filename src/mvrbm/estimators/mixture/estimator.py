@@ -55,16 +55,16 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     Parameters
     ----------
     n_components : int or "auto", default="auto"
-        Number of components, but at most one per 10 samples. ``"auto"`` doubles the number for as long as this improves
-        the likelihood of samples that are held out, and then fits all samples. Fewer than 1000 samples are
-        cross-validated.
+        Number of components, limited to one per 10 samples. ``"auto"`` doubles the number for as long as this improves
+        the likelihood of held-out samples, and then fits the model to all samples. With fewer than 1000 samples, it
+        uses cross-validation.
     n_contrasts : int, default=4
         Number of contrasts per component.
     gate : bool or "auto", default="auto"
         Whether each coefficient is a mixture of three Gaussians given component and contrast. If False, conditional
-        distributions are exact without sampling. ``"auto"`` decides by samples that are held out.
+        distributions are exact without sampling. ``"auto"`` decides by the likelihood of held-out samples.
     level : bool, default=False
-        Whether the mean over the entries of a sample is independent of everything else, with a Gaussian of its own.
+        Whether the mean over the entries of a sample has its own Gaussian, which is independent of everything else.
         This suits pictures and signals whose brightness or offset says little about their pattern.
     means : {"own", "shared", "one"}, default="own"
         Whether each component has its own mean, all components have the mean of the data, or all entries have the same
@@ -74,17 +74,17 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     visible_shape : sequence of int, optional
         Shape of a sample, if samples are rows of features. Default: the shape of the samples.
     n_epochs : int, optional
-        Largest number of passes over the data. Default: 15 to 200, fewer for more samples. If samples are held out to
-        choose other settings, training without batches ends where their likelihood was highest.
+        Maximum number of passes over the data. Default: 15 to 200, with fewer passes for more samples. If samples are
+        held out to choose other settings, training without batches ends where their likelihood was highest.
     batch_size : int, optional
         Number of samples per update. With batches, Adam follows the exact gradient of the likelihood, and the last two
         epochs are expectation maximization. If all samples are in one batch, all epochs are expectation maximization
         with updates in closed form, and the likelihood of the training data plus the log-density of the parameters
-        under pseudo-samples (see `shrinkage`) never decreases. With more than 8 components, only the likely components
-        of each sample count for this. Default: all samples if there are at most 4000, and 500 otherwise.
+        under pseudo-samples (see `shrinkage`) never decreases. With more than 8 components, this likelihood includes
+        only the likely components of each sample. Default: all samples if there are at most 4000, and 500 otherwise.
     shrinkage : float, default=1.0
-        Number of pseudo-samples per component. They have the covariances of the data along each axis, in the scale of
-        the component, and keep components of few samples regular. If it is 0, `fit` maximizes the likelihood.
+        Number of pseudo-samples per component. They have the covariances of the data along each axis, at the scale of
+        the component, and regularize components with few samples. If 0, `fit` maximizes the likelihood.
     tol : float, default=0.001
         Without batches, training stops if an epoch improves the mean log-likelihood by less than this.
     warm_start : bool, default=False
@@ -104,11 +104,11 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         Mean log-likelihood of the training samples before the update of each epoch, or during the epoch if it has
         several updates.
     converged_ : bool
-        Whether training stopped before `n_epochs`, because the likelihood no longer improved.
+        Whether training stopped before `n_epochs` because the likelihood no longer improved.
     n_components_ : int
         Number of components.
     validation_scores_ : dict of (int, bool) to float
-        Mean log-likelihood of held-out samples by number of components and gates. Only with ``"auto"``.
+        Mean log-likelihood of held-out samples by number of components and gates. Set only with ``"auto"``.
     interrupted_ : bool
         Whether Ctrl-C or SIGTERM stopped training.
 
@@ -218,7 +218,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     def _choose(
         self, samples: Samples, training: Training, rng: RandomSource, stop: Stop
     ) -> tuple[int, bool, Training]:
-        """Return the number of components, whether there are gates, and the settings of training."""
+        """Return the number of components, whether there are gates, and the training settings."""
         n_components = None if self.n_components == "auto" else int(self.n_components)
         gates = [False, True] if self.gate == "auto" else [bool(self.gate)]
         if n_components is not None and len(gates) == 1:
@@ -260,14 +260,14 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         variance = (seen * (x.nan_to_num() - mean) ** 2).sum(0) / total
         highest = torch.where(missing, -math.inf, x).amax(0)
         lowest = torch.where(missing, math.inf, x).amin(0)
-        unit.initialize_from(mean, torch.where(highest > lowest, variance, 0.0), len(x))  # constants without rounding
+        unit.initialize_from(mean, torch.where(highest > lowest, variance, 0.0), len(x))  # exact for constants
         start(unit, unit.rotate(torch.where(missing, mean, x)), w, rng)
         return unit
 
     # -- densities --------------------------------------------------------------------------------
 
     def score_samples(self, X: Any) -> Array:
-        """Return the log-density of each sample in nats, as an array of shape (n,). It is exact."""
+        """Return the exact log-density of each sample in nats, as an array of shape (n,)."""
         unit = self._fitted()
         data = self._read_values(X, reset=False)
         if np.isnan(data).any():
@@ -291,8 +291,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     def predict_proba(self, X: Any) -> Array:
         """Return the probability of each component given each sample, as an array of shape (n, n_components).
 
-        For samples with missing entries (NaN), these are the probabilities given the known entries. They are exact
-        without gates. With gates, each coefficient has the mean variance of its gate.
+        For samples with missing entries (NaN), these are the probabilities given the known entries. Without gates,
+        they are exact. With gates, each gate is replaced with its mean variance.
         """
         unit = self._fitted()
         incomplete = self._incomplete(self._read_values(X, reset=False))
@@ -376,8 +376,9 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     def inpaint(self, X: Any, mask: Any = None, *, steps: int = 100, burn_in: int = 20) -> Array:
         """Replace unknown entries with their means given the known entries.
 
-        Without gates, the means are exact. With gates, they are averages over Gibbs sampling of components, contrasts
-        and gates. The chains start from the exact conditional distribution for gates replaced with their mean variance.
+        Without gates, the means are exact. With gates, they are averages over Gibbs samples of components, contrasts
+        and gates. The chains start from the exact conditional distribution of a model whose gates are replaced with
+        their mean variances.
 
         Parameters
         ----------
@@ -386,9 +387,9 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         mask : boolean array with the shape of X or of one sample, optional
             Mask that is True for known entries. If None, all entries that are not NaN are known.
         steps : int, default=100
-            Number of Gibbs steps to average over. Only with gates.
+            Number of Gibbs steps to average over. Used only with gates.
         burn_in : int, default=20
-            Number of Gibbs steps before averaging starts. Only with gates.
+            Number of Gibbs steps before averaging starts. Used only with gates.
 
         Returns
         -------
@@ -500,7 +501,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
 
 
 def _parts(unit: WhitenedMixture, n: int) -> list[int]:
-    """Split a number of samples into parts whose intermediate values fit into the memory."""
+    """Split a number of samples into parts whose intermediate values fit into memory."""
     states = unit.n_components * unit.n_contrasts * unit.state_log_variances().shape[2]
     size = max(1, 2**24 // (states * unit.n_coefficients))
     return [min(size, n - first) for first in range(0, n, size)]

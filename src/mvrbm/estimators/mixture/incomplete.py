@@ -43,7 +43,7 @@ class Incomplete:
         return means
 
     def step(self) -> Tensor:
-        """Make one Gibbs step, and return the means from which the unknown entries were drawn."""
+        """Perform one Gibbs step, and return the means from which the unknown entries were drawn."""
         self.state, means = self.law.gibbs_step(self.state, self.known, self.rng)
         return means
 
@@ -75,18 +75,18 @@ class Incomplete:
 
 
 class Missing:
-    """Training samples with missing entries, which are drawn from the model again and again."""
+    """Training samples with missing entries, which are repeatedly redrawn from the model."""
 
     def __init__(self, unit: WhitenedMixture, x: Tensor, rng: RandomSource) -> None:
         self.unit, self.x = unit, x
         self.chains = Incomplete(unit, x, ~torch.isnan(x), rng)
 
     def rotated(self) -> Tensor:
-        """Return the cosine coefficients of the samples with the present draws."""
+        """Return the cosine coefficients of the samples with the current draws."""
         return self.unit.rotate(self.chains.filled(self.chains.state))
 
     def redraw(self) -> Tensor:
-        """Draw the missing entries from the present model, and return the cosine coefficients of the samples."""
+        """Draw the missing entries from the current model, and return the cosine coefficients of the samples."""
         self.chains.law = Conditional(self.unit)
         self.chains.step()
         return self.rotated()

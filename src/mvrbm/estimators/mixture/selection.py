@@ -1,4 +1,4 @@
-"""Choice of the number of components and of gates by the likelihood of held-out samples."""
+"""Choose the number of components, and whether to use gates, by the likelihood of held-out samples."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from mvrbm.estimators.mixture.training import Samples, Stop, Training
 from mvrbm.random import RandomSource
 from mvrbm.units import WhitenedMixture
 
-# Fewer samples are cross-validated in this number of folds. Of more samples, one part is held out.
+# Number of samples below which all samples are cross-validated, and the number of folds. Otherwise, one part is held
+# out.
 _FEW = 1000
 _FOLDS = 4
-# Share and largest number of samples in that part.
+# Fraction and maximum number of samples in that part.
 _HELD_OUT = 0.2
 _MOST_HELD_OUT = 20_000
-# Fewer complete samples do not suffice to choose anything.
+# Minimum number of complete samples required to choose anything.
 _FEWEST_TO_CHOOSE = 50
-# Largest number of components to try, and the smallest number of samples per component.
+# Maximum number of components to try, and minimum number of samples per component.
 _MOST_COMPONENTS = 256
 FEWEST_SAMPLES = 10
 
@@ -34,7 +35,7 @@ class Choice:
 
     n_components: int
     gate: bool
-    n_epochs: int | None  # None: as many as without held-out samples
+    n_epochs: int | None  # None: the number without held-out samples
     scores: dict[tuple[int, bool], float]
 
 
@@ -53,11 +54,11 @@ def choose(
     rng: RandomSource,
     stop: Stop,
 ) -> Choice:
-    """Choose gates, the number of components if it is None, and the number of epochs.
+    """Choose whether to use gates, the number of components if it is None, and the number of epochs.
 
     The gates are chosen for one component, or for the given number. Then the number of components is doubled for as
-    long as this improves the likelihood of held-out samples. Fewer than 50 complete samples get one component, and no
-    gates unless `gates` leaves no choice.
+    long as this improves the likelihood of held-out samples. With fewer than 50 complete samples, nothing is compared:
+    the number of components is 1 if it is None, and gates are used only if `gates` leaves no choice.
     """
     most = max(1, int(samples.total) // FEWEST_SAMPLES)
     count = 1 if n_components is None else min(n_components, most)

@@ -1,4 +1,4 @@
-"""Training of whitened mixtures on samples in memory."""
+"""Train whitened mixtures on samples in memory."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from mvrbm.interrupt import finish_on_interrupt
 from mvrbm.random import RandomSource
 from mvrbm.units import WhitenedMixture
 
-# Number of samples that the default number of epochs visits, and the limits of that number.
+# Number of samples visited in the default number of epochs, and the limits of that number of epochs.
 _VISITS = 3_000_000
 _FEWEST_EPOCHS, _MOST_EPOCHS = 15, 200
 # Number of epochs of expectation maximization after epochs of batches.
 _FULL_EPOCHS = 2
 # Number of epochs of expectation maximization that may revive components.
 _SETTLED_EPOCHS = 5
-# Largest number of samples to train on without batches, and the batch size for more samples.
+# Maximum number of samples to train on without batches, and the batch size for more samples.
 _MOST_AT_ONCE = 4000
 _BATCH_SIZE = 500
 # Initial learning rate of Adam, which falls to zero linearly.
 _LEARNING_RATE = 0.03
-# Training stops if held-out samples have improved by less than this, in nats per entry, in this number of epochs.
+# Training stops if the likelihood of held-out samples has improved by less than this, in nats per entry, over this
+# number of epochs.
 _WORTHWHILE = 1e-3
 _PATIENCE = 10
 
 
 class Stop:
-    """Exception that a signal asks to raise when training has stopped."""
+    """Exception to raise after a signal has stopped training, if any."""
 
     error: BaseException | None = None
 
     @contextlib.contextmanager
     def on_interrupt(self) -> Iterator[None]:
-        """Context manager that records the first Ctrl-C or SIGTERM instead of ending the program."""
+        """Record the first Ctrl-C or SIGTERM within this context instead of ending the program."""
 
         def notify(kind: type[BaseException]) -> None:
             self.error = kind()
@@ -87,10 +88,10 @@ class Samples:
 
 @dataclass
 class Course:
-    """What happened during training."""
+    """History of a training run."""
 
     history: list[float] = field(default_factory=list)  # mean log-likelihood of the training samples per epoch
-    held_out: list[float] = field(default_factory=list)  # that of held-out samples after each epoch
+    held_out: list[float] = field(default_factory=list)  # mean log-likelihood of held-out samples after each epoch
     converged: bool = False
 
 
@@ -102,7 +103,7 @@ def log_likelihood(unit: WhitenedMixture, samples: Samples) -> float:
 
 @dataclass(frozen=True)
 class Training:
-    """Settings of training. They are described in :class:`mvrbm.MatrixMixture`."""
+    """Training settings. See :class:`mvrbm.MatrixMixture`."""
 
     n_epochs: int | None
     batch_size: int | None

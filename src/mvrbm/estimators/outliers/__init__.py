@@ -1,7 +1,7 @@
 """Outlier detection: the estimator and its parts.
 
 - `estimator`: :class:`MVRBMOutlierDetector`.
-- `ensemble`: scores of several parts, standardized by samples that these were not fitted to, and the threshold.
+- `ensemble`: scores of several parts, standardized on samples that the parts were not fitted to, and the threshold.
 - `linear`: linear prediction of hidden blocks.
 - `neighbors`: distances to the nearest training samples.
 - `masked`: masked prediction by a trained machine.

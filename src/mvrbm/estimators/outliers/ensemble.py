@@ -1,4 +1,4 @@
-"""Scores of several detectors, standardized by samples that these were not fitted to, and their combination."""
+"""Standardize the scores of several detectors on samples that they were not fitted to, and combine them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Array = NDArray[Any]
 # Minimum standard deviations of the logarithms of errors and of the scores of a part.
 _LEAST_BLOCK_SPREAD = 0.3
 _LEAST_SPREAD = 0.01
-# Fraction of the blocks with the largest errors that count.
+# Fraction of the blocks whose errors count: those with the largest errors.
 _TOP = 0.1
-# Number of standard deviations below the mean from which a score that is too good counts as unusual.
+# Scores that are more than this number of standard deviations below the mean are too good, and count as unusual.
 _TOLERANCE = 1.5
-# Number of folds that the linear model is cross-fitted on.
+# Number of folds for cross-fitting the linear model.
 _N_FOLDS = 5
 # Number of samples below which whole ensembles are cross-fitted, and the number of folds. With few samples, the ranges
-# of the entries and the standard deviations of the errors fit the training samples better than new ones.
+# of the entries and the standard deviations of the errors fit the training samples better than they fit new samples.
 _FEW_SAMPLES = 300
 _OUTER_FOLDS = 10
 # Number of rounds that fill in missing entries of the training data and fit the linear model again.
 _FILL_ROUNDS = 3
-# Expected number of normal samples that `threshold` takes for outliers in the training data.
+# Expected number of normal samples in the training data that `threshold` mistakes for outliers.
 _N_REMOVED = 0.01
 
 
@@ -44,7 +44,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Array, least: float) -> Self:
-        """Return the moments of the columns, ignoring NaN, with a minimum for the standard deviations."""
+        """Compute the moments of the columns, ignoring NaN. The standard deviations are at least `least`."""
         known = ~np.isnan(values)
         counts = known.sum(0).clip(1)
         center = np.where(known, values, 0).sum(0) / counts
@@ -60,9 +60,9 @@ class Spread:
 class Range:
     """Lowest value and unit of each entry.
 
-    Entries of an array often have the same unit, or the same unit as all others with the same index along one axis,
-    such as a channel. The unit of a slab is its largest range, and the unit of an entry is the smallest unit of the
-    slabs through it. In a table, this is the range of a column. Constant entries have the median unit.
+    The entries of an array often have the same unit, or at least the entries with the same index along one axis do,
+    such as those of a channel. The unit of a slab is its largest range, and the unit of an entry is the smallest unit
+    of the slabs through it. In a table, this is the range of a column. Constant entries have the median unit.
     """
 
     low: Array
@@ -93,7 +93,7 @@ class Range:
 class Ensemble:
     """Combination of prediction errors of hidden blocks, distances to neighbors and further scores.
 
-    All samples are rows of entries, in which NaN is missing. Scores are higher for more unusual samples.
+    Samples are rows of entries. NaN marks missing entries. Scores are higher for more unusual samples.
     """
 
     range: Range
@@ -105,17 +105,17 @@ class Ensemble:
 
     @classmethod
     def fit(cls, values: Array, slabs: Sequence[Blocks], more: Sequence[Blocks], others: Array) -> tuple[Self, Array]:
-        """Fit all parts, and return the ensemble and a score of each sample by parts that were not fitted to it.
+        """Fit all parts, and return the ensemble and an out-of-sample score for each training sample.
 
         Parameters
         ----------
         values : array of shape (n, D)
             Training samples.
         slabs, more : sequence of blocks
-            Blocks that are hidden one at a time: the slabs of each axis, and further partitions of the entries. Each
-            partition is one part of the ensemble.
+            Partitions of the entries into blocks, which are hidden one at a time: the slabs of each axis, and further
+            partitions. Each partition is one part of the ensemble.
         others : array of shape (n, m)
-            Scores of further detectors that were not fitted to the sample, which are more parts.
+            Out-of-sample scores by `m` other detectors. Each detector is one more part of the ensemble.
         """
         ensemble, scores = cls._fit(values, slabs, more, others)
         if _OUTER_FOLDS <= len(values) < _FEW_SAMPLES:
@@ -161,8 +161,8 @@ class Ensemble:
 def combine(z: Array) -> Array:
     """Return the root mean square of the deviations of the parts, given standardized scores: (n, n_parts) -> (n,).
 
-    Scores above the mean count. A sample that is far easier to predict than the training samples is unusual too, so
-    scores that are more than 1.5 standard deviations below the mean count by their distance from this point.
+    Scores above the mean count. A sample that is far easier to predict than the training samples is unusual, too.
+    Scores more than 1.5 standard deviations below the mean therefore also count, by their distance from this limit.
     """
     deviations: Array = np.maximum(z, 0) + np.maximum(-z - _TOLERANCE, 0)
     means: Array = np.sqrt((deviations**2).mean(1))
@@ -170,12 +170,12 @@ def combine(z: Array) -> Array:
 
 
 def threshold(scores: Array, share: float) -> float:
-    """Return the score that the given share of new samples exceeds on average.
+    """Return the score that the given fraction of new samples exceeds on average.
 
-    `scores` are those of samples that the parts were not fitted to. If they are `m` independent samples, a new one
-    exceeds the `k` largest of them with probability `k / (m + 1)`. Between these scores, the threshold is interpolated.
-    Above them, and to recognize outliers in the training data, which do not count, the tail is taken as exponential
-    with the median and the 90th percentile of the scores.
+    `scores` must be out-of-sample scores. If there are `m` of them and they are independent, a new score exceeds the
+    `k`-th largest of them with probability `k / (m + 1)`. The threshold is interpolated between the scores. Above them,
+    the tail is assumed to be exponential, with the median and the 90th percentile of the scores. The same assumption
+    identifies outliers in the training data, which are ignored.
     """
     median, high = np.quantile(scores, (0.5, 0.9))
     scale = (high - median) / math.log(5)
@@ -207,7 +207,7 @@ def _filled(x: Array, observed: Array) -> tuple[Array, LinearPrediction]:
 def _log_errors(linear: LinearPrediction, x: Array, observed: Array, blocks: Blocks) -> Array:
     """Return the logarithm of 1 + the mean squared error of each block, or NaN if no entry is observed.
 
-    Normal errors are about 1, and errors of blocks that hardly vary are much smaller, which does not matter.
+    Normal errors are about 1. Blocks that hardly vary have much smaller errors, whose exact size does not matter.
     """
     entries, starts, _ = _flattened(blocks)
     counts = np.add.reduceat(observed[:, entries], starts, axis=1, dtype=int)
@@ -216,7 +216,7 @@ def _log_errors(linear: LinearPrediction, x: Array, observed: Array, blocks: Blo
 
 
 def _flattened(blocks: Blocks) -> tuple[Array, Array, Array]:
-    """Return the entries of all blocks, and where each block starts in them and how many entries it has."""
+    """Return the entries of all blocks, the position at which each block starts, and its number of entries."""
     sizes = np.array([len(block) for block in blocks])
     return np.concatenate(blocks), np.cumsum(sizes) - sizes, sizes
 

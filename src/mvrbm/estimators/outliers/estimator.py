@@ -54,7 +54,7 @@ _LARGEST_ROW = 256
 _SMALL = 256
 # Number of blocks per axis if `block_shape` is None. In a 28 x 28 image, each block has 4 x 4 entries.
 _BLOCKS_PER_AXIS = 7
-# Maximum number of training samples for everything except a machine, and the number for samples with many entries.
+# Maximum number of training samples for everything except a machine, and the maximum for samples with many entries.
 _MOST_SAMPLES = 5000
 _MOST_LARGE_SAMPLES = 1000
 # Number of entries above which a sample is large.
@@ -79,16 +79,16 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
 
     The score combines two kinds of evidence. First, the detector hides each row, each column (each index along any
     axis) and each block of a sample in turn, and predicts it from the rest. The predictions are linear and have closed
-    forms, and the blocks with the largest errors count. Second, it measures the distances to the nearest training
-    samples. Each score is compared with scores of samples that the detector was not fitted to, and the result is the
-    root mean square of the deviations, in standard deviations.
+    forms, and only the blocks with the largest errors count. Second, it measures the distances to the nearest training
+    samples. Each of these numbers is standardized with its values for samples that the detector was not fitted to, and
+    the result is the root mean square of the deviations, in standard deviations.
 
     Missing entries (NaN) are ignored. Values outside the range of the training data are scored like all others.
     Non-numeric columns of a data frame are treated as categorical. Each category becomes a column of zeros and ones,
     and all columns for the same feature are hidden together. For a category that is not in the training data, all of
     these columns are 0.
 
-    If `hidden_shape` or `n_epochs` is given, the detector also trains a Boltzmann machine, whose errors of masked
+    If `hidden_shape` or `n_epochs` is given, the detector also trains a Boltzmann machine. Its errors in masked
     prediction are one more part of the score. This takes 10 to 100 times as long.
 
     Parameters
@@ -149,8 +149,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
 
     Notes
     -----
-    At most 5,000 evenly spaced training samples are used, or 1,000 if samples have more than 2,048 entries, except for
-    training a machine. They are part of a saved detector. If a training sample is scored, its score is the one from
+    Except for training a machine, at most 5,000 evenly spaced training samples are used, or 1,000 if samples have more
+    than 2,048 entries. They are saved with the detector. The score of a training sample is its score from
     cross-validation.
 
     Examples
@@ -250,7 +250,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return wanted
 
     def _fit_machine(self, data: Any, sample: Array) -> Array:
-        """Train a machine on all data, and return scores of the samples by machines not trained on them, (n, 1)."""
+        """Train a machine on all data, and return out-of-sample scores of the samples as an array of shape (n, 1)."""
         model = self._new_model(data if isinstance(data, np.ndarray) else sample, len(data))
         self.model_ = _train(clone(model), data)
         self._masked = self._masked_prediction(self.model_.machine_)
@@ -330,8 +330,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     def score_samples(self, X: Any) -> Array:
         """Return the score of each sample, as an array of shape (n,).
 
-        Samples with higher scores are more normal. The largest possible score is 0. It is minus the root mean square of
-        the deviations of all parts, in standard deviations.
+        Samples with higher scores are more normal. The score is minus the root mean square of the deviations of all
+        parts, in standard deviations. The largest possible score is 0.
         """
         check_is_fitted(self)
         data = self._read(X, reset=False)
@@ -403,9 +403,10 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
 
     @property
     def _sites(self) -> tuple[tuple[int, ...], list[Array]]:
-        """Shape of the sites, which are hidden as a whole, and the numbers of the entries of each.
+        """Shape of the array of sites, and the indices of the entries of each site.
 
-        A site is a single entry, a one-hot vector of a machine with categorical units, or a column of a table.
+        A site is hidden as a whole. It is a single entry, a one-hot vector of a machine with categorical units, or a
+        column of a table.
         """
         entries = np.arange(math.prod(self.visible_shape_))
         if self._encoding.is_mixed:
@@ -519,7 +520,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         self._check_parameters()
         self._ensemble = self._masked = None
         saved = described.get("ensemble")
-        if saved is None:  # Up to version 0.2, detectors were a machine.
+        if saved is None:  # Up to version 0.2, a detector consisted only of a machine.
             self.model_ = TVRBM.from_folder(folder, {ESTIMATOR: described["model"]}, self.device)
         self.visible_shape_ = self.model_.visible_shape_ if saved is None else as_shape(saved["shape"], "shape")
         self._encoding, self.n_features_in_ = self._saved_encoding(described)
@@ -572,7 +573,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         )
 
     def _check_machines(self, machines: Sequence[BoltzmannMachine], *, has_model: bool) -> None:
-        """Raise StorageError unless the machines are a linear model, and a machine if the detector has one."""
+        """Raise StorageError unless the machines are a linear model and, if the detector has one, a trained machine."""
         linear, *others = machines
         if len(others) != has_model:
             raise StorageError(f"the detector requires {1 + has_model} machines, got {len(machines)}")

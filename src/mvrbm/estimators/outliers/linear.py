@@ -1,7 +1,7 @@
 r"""Linear prediction of hidden blocks by a normal distribution with a shrunk covariance.
 
-The distribution is that of a machine with Gaussian visible and hidden units. Its parameters, and the conditional mean
-and covariance of any block given all other entries, have closed forms, so nothing is trained or sampled.
+A machine with Gaussian visible and hidden units has this distribution. Its parameters, and the conditional mean and
+covariance of any block given all other entries, have closed forms, so no training or sampling is required.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LinearPrediction:
 
     @classmethod
     def fit(cls, x: Array) -> Self:
-        """Fit the distribution to rows, with Ledoit and Wolf's shrinkage of the covariance toward a multiple of one."""
+        """Fit the distribution to rows. The covariance is shrunk toward a multiple of the identity (Ledoit-Wolf)."""
         n, size = x.shape
         mean = x.mean(0)
         z = x - mean
@@ -60,7 +60,7 @@ class LinearPrediction:
             values, directions = np.linalg.eigh(z.T @ z / n)
         amount = _shrinkage(z, values)
         average = values.sum() / size
-        variance = math.exp(math.log(max(amount * average, _LEAST_VARIANCE)))  # the logarithm is what files contain
+        variance = math.exp(math.log(max(amount * average, _LEAST_VARIANCE)))  # files contain the logarithm
         values = (1 - amount) * values.clip(0) + variance
         weights = np.sqrt(1 - variance / values)[:, None] * directions.T
         return cls(mean, weights, variance)
@@ -94,7 +94,7 @@ class LinearPrediction:
         return np.stack([(r[:, b] * self.covariance_times(b, r[:, b])).sum(1) for b in blocks], axis=1)
 
     def excess(self, x: Array, blocks: Blocks) -> Array:
-        """Return the squared prediction error of each entry minus its variance, if its block is hidden, (n, D).
+        """Return the squared prediction error of each entry minus its variance when its block is hidden, (n, D).
 
         Both are divided by the mean variance.
         """
@@ -130,7 +130,7 @@ class LinearPrediction:
 
     @classmethod
     def of(cls, machine: BoltzmannMachine) -> Self:
-        """Return the distribution of a machine that :meth:`machine` made."""
+        """Return the distribution of a machine that :meth:`machine` created."""
         unit = machine.layers["visible"]
         mean, weights, log_variance = (
             part.detach().cpu().numpy().astype(np.float64)

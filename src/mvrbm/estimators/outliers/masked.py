@@ -19,8 +19,8 @@ from mvrbm.random import RandomSource
 
 Array = NDArray[Any]
 
-# Number of parts that a map divides the blocks into. It masks one part at a time, so that most of the entries around a
-# defect remain visible.
+# Number of parts into which a map divides the blocks. It masks one part at a time, so that most of the entries around
+# a defect remain visible.
 _MAP_PARTS = 8
 # Number of random partitions of the blocks that a map averages over.
 _MAP_ROUNDS = 4

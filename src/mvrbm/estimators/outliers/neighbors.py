@@ -17,12 +17,12 @@ _EQUAL = 1e-9
 N_DISTANCES = 2
 # Number of neighbors.
 _N_NEIGHBORS = 5
-# Constant that is added to distances, as a fraction of their median, so that copies of a sample have finite logarithms.
+# Constant that is added to distances, as a fraction of their median, so that distances of zero have finite logarithms.
 _LEAST_DISTANCE = 0.1
 
 
 class Neighbors:
-    """Mean distances to the five nearest training samples, absolute and relative to those of the neighbors.
+    """Mean distances to the five nearest training samples, both absolute and relative to those of the neighbors.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Neighbors:
 
     @cached_property
     def _own(self) -> tuple[Array, Array]:
-        """Mean distance of each training sample to its neighbors among the others, and the indices of these."""
+        """Mean distance of each training sample to its neighbors among the others, and the indices of the neighbors."""
         distances, neighbors = self._index.kneighbors()
         return distances.mean(1), neighbors
 
@@ -50,7 +50,7 @@ class Neighbors:
         )
 
     def own_scores(self) -> Array:
-        """Return both scores of the training samples, each without itself, as an array of shape (n, 2)."""
+        """Return both scores of each training sample relative to the other samples, as an array of shape (n, 2)."""
         return self._logs(*self._own)
 
     def scores(self, x: Array) -> Array:
