@@ -862,6 +862,7 @@ FITTED = {
     "MVRBMOutlierDetector": (package.MVRBMOutlierDetector((3, 2)), ()),
     "MVRBMImputer": (package.MVRBMImputer(n_factors=1), ()),
     "MatrixMixture": (package.MatrixMixture(2), ()),
+    "SequenceRBM": (package.SequenceRBM(4), ()),
     "ReplicatedSoftmax": (package.ReplicatedSoftmax(2), ()),
     "SuperResolver": (package.vision.SuperResolver(2, 4, (2, 2), symmetric=False, n_patches=20), ()),
     "PhotoDenoiser": (package.vision.PhotoDenoiser("gray", steps=[package.vision.TrainingStep(n_samples=8)]), ()),
@@ -879,6 +880,7 @@ def test_info_describes_every_estimator(mvrbm, name):
         "MMVRBM": {"a": DATA},
         "RBM": DATA.reshape(60, 24),
         "ReplicatedSoftmax": DATA.reshape(60, 24),
+        "SequenceRBM": ["ACDEF", "ACDEG", "ACCEF", "WYDEF"] * 3,
         "SuperResolver": list(np.random.default_rng(0).random((2, 16, 16))),
         "PhotoDenoiser": list(np.random.default_rng(0).random((2, 36, 36))),
     }.get(name, DATA)

@@ -31,7 +31,7 @@ from mvrbm.updates.gradient import Centering, Gradient
 from mvrbm.updates.missing import draw_unknown
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import fail, gains_of, normalize
-from mvrbm.updates.update import own_gradient, powers_of, recipe_step, start_chains
+from mvrbm.updates.update import apply_relative_rates, own_gradient, powers_of, recipe_step, start_chains
 
 if TYPE_CHECKING:
     from mvrbm.backends.cuda.graph_step import FusedStep
@@ -224,6 +224,7 @@ class GraphBackend(EpochBackend):
             state.centering.hidden = formed.centering.hidden
         if self.settings.recipe.normalized:
             normalize(gains_of(state.machine, gradient, powers_of(state, batch)))
+        apply_relative_rates(state, gradient)
         if self.settings.optimizer is None:
             self._step(state, formed.centering, gradient, n / self.batch_size)
         else:

@@ -128,11 +128,16 @@ def gradient_of(state: TrainState, settings: UpdateSettings, batch: Layers, shar
     settings.sum_over_processes([*gradient.values(), *powers.values()])
     if settings.recipe.normalized:
         normalize(gains_of(state.machine, gradient, powers))
+    apply_relative_rates(state, gradient)
+    return gradient
+
+
+def apply_relative_rates(state: TrainState, gradient: Gradient) -> None:
+    """Multiply the gradients of couplings by the relative learning rates of their layers, in place."""
     for layer, rate in state.relative_rates.items():
         for name, part in gradient.items():
             if name.startswith(f"couplings.{layer}."):
                 part *= rate
-    return gradient
 
 
 def own_gradient(state: TrainState, settings: UpdateSettings, batch: Layers, share: Share = WHOLE) -> Gradient:
