@@ -270,7 +270,7 @@ PARTS = ("ours", "rbms", "adabmdca")
 # `rbms` with its default settings, apart from the number of updates, and with settings like ours.
 _RBMS: dict[str, dict[str, Any]] = {
     "default": {"hidden": 100, "batch_size": 2000, "gibbs_steps": 100, "learning_rate": 0.01},
-    "tuned": {"hidden": 100, "batch_size": 100, "gibbs_steps": 1, "learning_rate": 0.1},
+    "alike": {"hidden": 100, "batch_size": 100, "gibbs_steps": 1, "learning_rate": 0.1},
 }
 # Processor time of `rbms`, and gradient steps of `adabmDCA`, which take about as long.
 _SECONDS = {"lattice": 40.0, "PF00072": 40.0}
