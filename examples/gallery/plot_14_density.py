@@ -49,9 +49,9 @@ test = patches([data.rocket(), data.camera()], 1500)
 # Each component has one matrix for the rows and one for the columns, so it needs far fewer parameters than a full
 # covariance. ``level=True`` models the brightness of a patch separately. The likelihood of both models is exact.
 
-model = MatrixMixture(16, level=True, n_epochs=20, random_state=0).fit(
-    train
-)
+model = MatrixMixture(
+    16, gate=True, level=True, n_epochs=20, random_state=0
+).fit(train)
 rows, test_rows = train.reshape(-1, 64), test.reshape(-1, 64)
 single = GaussianMixture(1, random_state=0).fit(rows)
 mixture = GaussianMixture(16, reg_covar=1e-5, random_state=0).fit(rows)

@@ -48,7 +48,7 @@ print(train.shape, test.shape)
 # 150 numbers cannot express that some motions are calm and others are
 # wild. The contrasts of a mixture do.
 
-model = MatrixMixture(2, n_epochs=40, random_state=0).fit(train)
+model = MatrixMixture(2, gate=True, n_epochs=40, random_state=0).fit(train)
 scaler = StandardScaler().fit(as_rows(train))
 gaussian = LedoitWolf().fit(scaler.transform(as_rows(train)))
 score = gaussian.score(scaler.transform(as_rows(test)))
