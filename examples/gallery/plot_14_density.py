@@ -112,13 +112,13 @@ plt.show()
 # %%
 # Missing pixels. :meth:`~mvrbm.MatrixMixture.inpaint` returns their means given the known pixels.
 
-known = random.random((8, 8, 8)) < 0.4
-truth = test[random.choice(len(test), 8, replace=False)]
+known = random.random((100, 8, 8)) < 0.4
+truth = test[random.choice(len(test), 100, replace=False)]
 holes = np.where(known, truth, np.nan)
 filled = model.inpaint(holes)
 fig, axes = plt.subplots(3, 8, figsize=(8, 3.2), layout="constrained")
 for line, pictures in zip(axes, [holes, filled, truth], strict=True):
-    for axis, patch, whole in zip(line, pictures, truth, strict=True):
+    for axis, patch, whole in zip(line, pictures, truth, strict=False):
         axis.imshow(patch, cmap="gray", vmin=whole.min(), vmax=whole.max())
         axis.axis("off")
 plt.show()
