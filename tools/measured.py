@@ -176,7 +176,7 @@ def _natural_patches() -> Table:
         rows,
         source,
         "python -m studies natural-patches",
-        "Two CPU cores. Settings were chosen on the patches of the last 20 training photographs. One seed.",
+        "Two CPU cores, one seed. It is not recorded on which patches the settings were chosen.",
     )
 
 
