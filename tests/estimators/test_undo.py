@@ -205,6 +205,39 @@ def test_a_failed_fit_leaves_a_fitted_estimator_unchanged(kind, fitted):
         use(model)
 
 
+def interrupted_with_gradients_disabled(function):
+    """Do what Ctrl-C does if it arrives while ``torch.no_grad`` is entered: disable gradients, and interrupt."""
+
+    def called(*args, **kwargs):
+        function(*args, **kwargs)
+        torch.set_grad_enabled(False)
+        raise KeyboardInterrupt
+
+    return called
+
+
+@PARAMETERS
+def test_an_interrupt_restores_the_grad_mode(kind, monkeypatch):
+    model = KINDS[kind].make()
+    monkeypatch.setattr(torch.Tensor, "float", interrupted_with_gradients_disabled(torch.Tensor.float))
+    monkeypatch.setattr(torch, "as_tensor", interrupted_with_gradients_disabled(torch.as_tensor))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(*KINDS[kind].data)
+        assert torch.is_grad_enabled()
+    finally:
+        torch.set_grad_enabled(True)
+
+
+@PARAMETERS
+def test_estimators_train_where_gradients_are_disabled(kind):
+    """Ctrl-C during another computation can leave gradients disabled."""
+    with torch.no_grad():
+        model = KINDS[kind].make().fit(*KINDS[kind].data)
+    for use in KINDS[kind].use:
+        use(model)
+
+
 class at_time:  # noqa: N801
     """Context manager that raises a signal after some seconds, and again after a hundredth of the time."""
 

@@ -21,7 +21,11 @@ def undo_on_error(estimator: Any, trained_in_place: Iterable[nn.Module] = ()) ->
     existing modules in place, pass them as `trained_in_place`, so that their parameters are restored too. Trainers that
     have trained them in the context are discarded, because their state belongs to the discarded parameters. The
     estimator then keeps a copy of their chains.
+
+    The context manager also restores PyTorch's grad mode. If Ctrl-C arrives while ``torch.no_grad`` is being entered or
+    exited, gradients would otherwise stay disabled, and every later `fit` in the same session would fail.
     """
+    grad_enabled = torch.is_grad_enabled()
     attributes = dict(vars(estimator))
     tensors = [tensor for module in trained_in_place for tensor in (*module.parameters(), *module.buffers())]
     values = [tensor.detach().clone() for tensor in tensors]
@@ -31,6 +35,7 @@ def undo_on_error(estimator: Any, trained_in_place: Iterable[nn.Module] = ()) ->
     try:
         yield
     except BaseException:
+        torch.set_grad_enabled(grad_enabled)
         vars(estimator).clear()
         vars(estimator).update(attributes)
         with torch.no_grad():

@@ -22,7 +22,7 @@ from mvrbm.random import RandomSource
 from mvrbm.training.checkpoints import DescentCheckpoint
 from mvrbm.validation import choice, number, whole_number
 
-__all__ = ["DescentResult", "DescentSettings", "Loss", "Score", "assign", "descend"]
+__all__ = ["DescentResult", "DescentSettings", "Loss", "Objective", "Score", "assign", "descend"]
 
 #: Function that maps sample indices of shape (m,) to the weighted sum of the losses of these samples (a scalar).
 Loss = Callable[[Tensor], Tensor]
@@ -103,17 +103,37 @@ class DescentResult(NamedTuple):
             raise self.interrupt
 
 
+class Objective(NamedTuple):
+    """Loss to minimize over a set of samples.
+
+    Parameters
+    ----------
+    loss : callable
+        Function that takes a one-dimensional tensor of sample indices and returns the weighted sum of the losses of
+        these samples.
+    weights : Tensor of shape (n,)
+        Sample weights.
+    draws_from : sequence of RandomSource
+        Random sources used by the loss. They advance by one step per update.
+    capturable : bool
+        Whether updates can be captured as a CUDA graph. In this case, `loss` must never copy values from the GPU to the
+        CPU.
+    """
+
+    loss: Loss
+    weights: Tensor
+    draws_from: Sequence[RandomSource] = ()
+    capturable: bool = False
+
+
 def descend(
     module: nn.Module,
-    decaying: Sequence[nn.Parameter],
-    loss: Loss,
-    weights: Tensor,
+    objective: Objective,
     settings: DescentSettings,
     rng: RandomSource,
     score: Score | None = None,
     *,
-    draws_from: Sequence[RandomSource] = (),
-    capturable: bool = False,
+    decaying: Sequence[nn.Parameter] = (),
     checkpoint: DescentCheckpoint | None = None,
 ) -> DescentResult:
     r"""Train a module in place by minimizing a loss with AdamW.
@@ -127,13 +147,8 @@ def descend(
     ----------
     module : Module
         Module to train.
-    decaying : sequence of Parameter
-        Parameters to which weight decay applies.
-    loss : callable
-        Function that takes a one-dimensional tensor of sample indices and returns the weighted sum of the losses of
-        these samples.
-    weights : Tensor of shape (n,)
-        Sample weights.
+    objective : Objective
+        Loss to minimize, and the weights of the samples.
     settings : DescentSettings
         Training settings.
     rng : RandomSource
@@ -142,11 +157,8 @@ def descend(
         Function that returns the error rate and the cross-entropy on held-out samples. It is called after every epoch.
         The final parameters are those from the epoch with the lowest error rate. Ties are broken by the lowest
         cross-entropy.
-    draws_from : sequence of RandomSource
-        Random sources used by the loss. They advance by one step per update.
-    capturable : bool
-        Whether updates can be captured as a CUDA graph. In this case, `loss` must never copy values from the GPU to the
-        CPU.
+    decaying : sequence of Parameter
+        Parameters to which weight decay applies.
     checkpoint : DescentCheckpoint, optional
         Checkpoint to save after every epoch. If it already exists, training resumes from it.
 
@@ -160,10 +172,12 @@ def descend(
     Ctrl-C and SIGTERM stop training after the current update. The module keeps the parameters reached so far. Call
     :meth:`DescentResult.raise_if_interrupted` to raise the corresponding exception.
     """
-    descent = _Descent(module, decaying, loss, weights, settings, draws_from)
+    descent = _Descent(module, decaying, objective, settings)
     if checkpoint is not None:
         descent.restore(checkpoint)
-    updates = _CapturedUpdate(descent, weights.device) if capturable and descent.on_gpu else descent.update
+    weights = objective.weights
+    captures = objective.capturable and descent.on_gpu
+    updates = _CapturedUpdate(descent, weights.device) if captures else descent.update
     interrupts: list[type[BaseException]] = []
     with finish_on_interrupt(interrupts.append):
         first = descent.progress.epoch + 1
@@ -198,21 +212,16 @@ class _Descent:
     """State of a training run: parameters, optimizer and progress. See :func:`descend` for the arguments."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        decaying: Sequence[nn.Parameter],
-        loss: Loss,
-        weights: Tensor,
-        settings: DescentSettings,
-        draws_from: Sequence[RandomSource],
+        self, module: nn.Module, decaying: Sequence[nn.Parameter], objective: Objective, settings: DescentSettings
     ) -> None:
+        weights = objective.weights
         self.progress = _Progress()
         self.on_gpu = weights.is_cuda
         self.batch_size = min(settings.batch_size, len(weights))
         self._module = module
-        self._loss = loss
+        self._loss = objective.loss
         self._settings = settings
-        self._sources = draws_from
+        self._sources = objective.draws_from
         self._learned = [p for p in module.parameters() if p.requires_grad]
         self._before = [p.detach().clone() for p in self._learned]
         self._optimizer = _optimizer(self._learned, decaying, settings, weights.device)
@@ -222,13 +231,14 @@ class _Descent:
         self._scale = 1 / (self.batch_size * float(weights.mean()))
         self._sum_of_losses = torch.zeros((), dtype=weights.dtype, device=weights.device)
         self._unchecked = 0
-        for source in draws_from:
+        for source in self._sources:
             if self.on_gpu:
                 source.step_on(weights.device)
             source.go_to(0)
 
     # -- updates ----------------------------------------------------------------------------------
 
+    @torch.enable_grad()
     def update(self, rows: Tensor) -> None:
         """Run one update. If the loss can be captured in a CUDA graph, so can the update."""
         self._optimizer.zero_grad(set_to_none=True)
