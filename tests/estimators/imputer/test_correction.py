@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mvrbm import RandomSource
+from mvrbm.estimators.imputer import correction as correction_module
 from mvrbm.estimators.imputer.correction import Correction, CorrectionTrainer
 from mvrbm.estimators.imputer.factors import Factors
 from mvrbm.estimators.imputer.linear import Linear
@@ -64,7 +65,8 @@ def test_corrections_of_data_are_standardized_or_bounded_by_its_range(filled):
 
 @pytest.mark.parametrize("complete", [False, True])
 @torch.no_grad()
-def test_the_loss_is_the_weighted_error_on_shown_entries_that_are_hidden(complete):
+def test_the_loss_is_the_weighted_error_on_shown_entries_that_are_hidden(complete, monkeypatch):
+    monkeypatch.setattr(correction_module, "_MOST_MASKED", 0)  # draws masks for every update
     samples, correction = random_samples(30), random_correction("gaussian")
     if complete:
         samples = Samples(samples.x + ~samples.known, samples.shown | ~samples.known, samples.held)
@@ -94,6 +96,31 @@ def test_the_loss_is_the_weighted_error_on_shown_entries_that_are_hidden(complet
 
 
 @torch.no_grad()
+def test_predictions_for_masks_are_computed_once():
+    samples = random_samples(30)
+    linear = Linear(Factors(SCALING.center, torch.eye(5, 2).double(), torch.ones(5).double()))
+    trainer = CorrectionTrainer(
+        linear, SCALING, samples, (5,), torch.ones(5), "rectified", 20, 1, 8, 0.1, RandomSource(2), lambda *_: None
+    )
+    shown, first = trainer._masked
+    for own_shown, own_first in zip(shown, first, strict=True):
+        torch.testing.assert_close(own_first, linear.conditional_mean(samples.x, own_shown))
+        assert not bool((own_shown & ~samples.shown).any())  # held-out entries stay hidden
+    assert len(torch.unique(shown, dim=0)) == len(shown)
+    assert 0.02 < float((samples.shown & ~shown).sum() / (len(shown) * samples.shown.sum())) < 0.8
+    # The loss of a sample is that of one of its masks.
+    correction = random_correction("gaussian")
+    row = samples.shown.sum(1).argmax()
+    losses = []
+    for mask, mean in zip(shown, first, strict=True):
+        errors = (correction.correct(samples.x, mask, mean, SCALING) - samples.x)[row][samples.shown[row] & ~mask[row]]
+        losses.append(float((errors**2).mean()) if len(errors) else 0.0)
+    found = {float(trainer._loss(correction)(row[None])) for _ in range(40)}
+    assert len(found) > 2
+    assert all(min(abs(loss - other) for other in losses) < 1e-9 for loss in found)
+
+
+@torch.no_grad()
 def test_errors_are_measured_on_held_out_entries():
     samples, correction = random_samples(30), random_correction("gaussian")
     weights = torch.arange(1.0, 6).double()
@@ -112,13 +139,21 @@ def test_errors_are_measured_on_held_out_entries():
     assert trainer._score(correction)()[0] == pytest.approx(np.sqrt(squares.mean()), rel=1e-9)
 
 
-@pytest.mark.parametrize(("gains", "accepted"), [((0.0,), False), ((0.1, 0.0), False), ((0.1, 0.1), True)])
-def test_an_optional_correction_is_used_only_if_two_looks_show_smaller_errors(gains, accepted, monkeypatch):
+@pytest.mark.parametrize(
+    ("gains", "reasons"),
+    [
+        ((0.0,), ["a short trial did not reduce the error by more than chance"]),
+        ((0.1, 0.0), ["it does not reduce the error by more than chance"]),
+        ((0.1, 0.1), []),
+    ],
+)
+def test_an_optional_correction_is_used_only_if_two_looks_show_smaller_errors(gains, reasons, monkeypatch):
     """The first look follows a short training run. The second one uses samples that did not select the epoch."""
     samples = random_samples(200)
     factors = Factors(SCALING.center, torch.eye(5, 2).double(), torch.ones(5).double())
     looks = iter(gains)
     trained = []
+    noted: list[str] = []
 
     class Better:
         def __init__(self):
@@ -148,8 +183,10 @@ def test_an_optional_correction_is_used_only_if_two_looks_show_smaller_errors(ga
         report=print,
         filled=("gaussian",),
         optional=True,
+        note_rejection=noted.append,
     )
-    assert (trainer.train() is not None) == accepted
+    assert (trainer.train() is not None) == (not reasons)
+    assert noted == reasons
     assert trained == [50, 1000][: len(gains)]
 
 
@@ -178,5 +215,5 @@ def test_short_trials_choose_the_units_with_the_smaller_error(best, monkeypatch)
         print,
     )
     assert trainer.train() == best
-    # Ten updates per epoch: 100 updates per trial, and 3,000 updates with the chosen units.
-    assert trained == [("gaussian", 10), ("bernoulli", 10), (best, 300)]
+    # Ten updates per epoch: 100 updates per trial, and 2,000 updates with the chosen units, which is two per sample.
+    assert trained == [("gaussian", 10), ("bernoulli", 10), (best, 200)]

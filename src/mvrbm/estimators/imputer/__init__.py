@@ -5,11 +5,14 @@
 - `factors`: the linear model (factor analysis, trained by EM).
 - `residuals`: the covariance of the residuals along the axes of a sample.
 - `separable`: a separable covariance for small arrays.
+- `shrunk`: a full covariance that is shrunk to a separable one.
+- `normal`: conditional means and deviations of a normal distribution with a full covariance.
 - `linear`: the linear model, which combines factors and residuals.
 - `selection`: model selection for the linear model, based on held-out entries.
 - `scaling`: range, location and scale of the entries.
 - `correction`: the nonlinear correction to the linear predictions.
-- `predictor`: predictions that combine the linear model and the correction, and calibrated standard deviations.
+- `predictor`: predictions that combine the linear model and the correction.
+- `calibration`: standard deviations that cover the errors on held-out entries.
 """
 
 from mvrbm.estimators.imputer.estimator import MVRBMImputer

@@ -22,10 +22,10 @@ from mvrbm.couplings import Dense
 from mvrbm.estimators.imputer.linear import Linear
 from mvrbm.estimators.imputer.masking import Samples, masks_like_missing, missing_patterns
 from mvrbm.estimators.imputer.scaling import Scaling
-from mvrbm.estimators.imputer.selection import Report, squared_errors, surely_smaller
+from mvrbm.estimators.imputer.selection import SURE, Report, squared_errors, surely_smaller
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
-from mvrbm.training.backprop import DescentSettings, descend
+from mvrbm.training.backprop import DescentSettings, Objective, descend
 from mvrbm.units import Bernoulli, Gaussian, make_unit
 
 # Standard deviation of the initial inputs to the hidden units from each layer below.
@@ -37,12 +37,21 @@ _MARGIN = 0.01
 #: Unit types for the layer `filled`: Gaussian for unbounded and Bernoulli for bounded predictions.
 FILLED = ("gaussian", "bernoulli")
 FILLED_UNBOUNDED = ("gaussian",)
+# Number of standard errors by which an optional correction must reduce the errors of the samples that did not select
+# the best epoch. Those of all samples must decrease by `SURE` standard errors.
+_SURE_OF_HALF = 0.5
 # Number of updates in a trial run. The unit type with the smaller error after the trial run is selected.
 _TRIAL_UPDATES = 100
-# Minimum number of updates if the number of epochs is not given.
-_FEWEST_UPDATES = 3000
-# Maximum number of updates if the number of epochs is not given.
+# If the number of epochs is not given, the number of updates is the number of samples times the first number, limited
+# to the others. With many samples, it is at least a fifth of their number.
+_UPDATES_PER_SAMPLE = 2
+_FEWEST_UPDATES = 600
+_ENOUGH_UPDATES = 3000
 _MOST_UPDATES = 6000
+# Number of masks per sample, and the maximum number of entries in all masked samples. Linear predictions for them are
+# computed only once. If there are too many samples, masks are drawn for every update instead.
+_MASKS = 64
+_MOST_MASKED = 2**26
 
 
 class Correction(nn.Module):
@@ -147,7 +156,7 @@ class CorrectionTrainer:
     n_hidden : int
         Number of hidden units in each of the two machines.
     n_epochs : int, optional
-        Number of epochs. Default: enough epochs for 3,000 to 6,000 updates, depending on the number of samples.
+        Number of epochs. Default: enough epochs for 600 to 6,000 updates, depending on the number of samples.
     batch_size : int
         Number of samples per update.
     learning_rate : float
@@ -162,6 +171,8 @@ class CorrectionTrainer:
         Whether to train a correction only if it reduces the error on held-out entries.
     note_time : callable
         Function that is called before the long training run with its estimated time in seconds.
+    note_rejection : callable
+        Function that is called with the reason if an optional correction is rejected.
     """
 
     linear: Linear
@@ -179,6 +190,7 @@ class CorrectionTrainer:
     filled: Sequence[str] = FILLED
     optional: bool = False
     note_time: Callable[[float], None] = lambda seconds: None
+    note_rejection: Callable[[str], None] = lambda reason: None
 
     def train(self) -> Correction | None:
         """Train a correction. If it is optional and does not reduce the error on held-out entries, return None.
@@ -188,7 +200,8 @@ class CorrectionTrainer:
         """
         n = len(self.samples.x)
         n_batches = -(-n // min(self.batch_size, n))
-        updates = min(max(n // 5, _FEWEST_UPDATES), _MOST_UPDATES)
+        enough = min(max(_UPDATES_PER_SAMPLE * n, _FEWEST_UPDATES), _ENOUGH_UPDATES)
+        updates = min(max(n // 5, enough), _MOST_UPDATES)
         n_epochs = self.n_epochs or -(-updates // n_batches)
         trial_epochs = min(n_epochs, -(-_TRIAL_UPDATES // n_batches))
         chosen = self.filled[0]
@@ -197,18 +210,27 @@ class CorrectionTrainer:
             trials = {filled: self._train_one(filled, trial_epochs) for filled in self.filled}
             chosen = min(self.filled, key=lambda filled: trials[filled][0])
             if self.optional and not self._reduces_error(trials[chosen][1], self._tested):
+                self.note_rejection("a short trial did not reduce the error by more than chance")
                 return None
             self.note_time(n_epochs * (time.perf_counter() - began) / (trial_epochs * len(self.filled)))
         _, correction = self._train_one(chosen, n_epochs)
-        return correction if not self.optional or self._reduces_error(correction, self._accepting) else None
+        if self.optional and not self._reduces_error(correction, self._tested, both=True):
+            self.note_rejection("it does not reduce the error by more than chance")
+            return None
+        if self.optional and not self._reduces_error(correction, self._accepting, both=True, sure=_SURE_OF_HALF):
+            self.note_rejection("it reduces the error only on the samples that selected the best epoch")
+            return None
+        return correction
 
     @torch.no_grad()
-    def _reduces_error(self, correction: Correction, held: tuple[Samples, Tensor]) -> bool:
+    def _reduces_error(
+        self, correction: Correction, held: tuple[Samples, Tensor], *, both: bool = False, sure: float = SURE
+    ) -> bool:
         """Return whether the correction reduces the errors on held-out entries by more than chance."""
         tested, first = held
         corrected = correction.correct(tested.x, tested.shown, first, self.scaling)
         errors, linear = (squared_errors(each, tested, self.weights).sum(1) for each in (corrected, first))
-        return surely_smaller(errors, linear, both=True)
+        return surely_smaller(errors, linear, both=both, sure=sure)
 
     @cached_property
     def _tested(self) -> tuple[Samples, Tensor]:
@@ -224,7 +246,7 @@ class CorrectionTrainer:
 
     @property
     def _accepting(self) -> tuple[Samples, Tensor]:
-        """The other samples with held-out entries, which decide whether to use an optional correction."""
+        """The other samples with held-out entries, which did not select the best epoch."""
         tested, first = self._tested
         return tested.every_second(1), first[1::2]
 
@@ -240,10 +262,8 @@ class CorrectionTrainer:
             averaging=0.0,
             patience=None,
         )
-        weights_of_samples = torch.ones(len(x), dtype=x.dtype)
-        found = descend(
-            correction, (), self._loss(correction), weights_of_samples, plan, self.rng, self._score(correction)
-        )
+        objective = Objective(self._loss(correction), torch.ones(len(x), dtype=x.dtype))
+        found = descend(correction, objective, plan, self.rng, self._score(correction))
         found.raise_if_interrupted()
         error = min(row["validation_error"] for row in found.history)
         self.report(f"correction by {self.hidden} units, {filled} output, {n_epochs} epochs", error)
@@ -251,17 +271,38 @@ class CorrectionTrainer:
 
     def _loss(self, correction: Correction) -> Callable[[Tensor], Tensor]:
         """Return a function that computes the squared error on randomly masked entries of the given samples."""
-        patterns = missing_patterns(self.samples.known)
 
         def loss(rows: Tensor) -> Tensor:
             x = self.samples.x[rows]
-            shown = self.samples.shown[rows] & masks_like_missing(patterns, rows.roll(1), self.shape, self.rng)
+            if self._masked is None:
+                shown, first = self._mask(rows)
+            else:
+                which = torch.floor(_MASKS * self.rng.uniform((len(rows),), x)).long()
+                shown, first = (part[which, rows] for part in self._masked)
             hidden = self.samples.shown[rows] & ~shown
-            first = self.linear.conditional_mean(x, shown)
             errors = correction.correct(x, shown, first, self.scaling) - x
             return (errors**2 * self.weights * hidden).sum() / hidden.sum().clamp(min=1) * len(rows)
 
         return loss
+
+    def _mask(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return random masks of the entries to show of the given samples, and the linear predictions."""
+        patterns = missing_patterns(self.samples.known)
+        shown = self.samples.shown[rows] & masks_like_missing(patterns, rows.roll(1), self.shape, self.rng)
+        return shown, self.linear.conditional_mean(self.samples.x[rows], shown)
+
+    @cached_property
+    def _masked(self) -> tuple[Tensor, Tensor] | None:
+        """Masks and linear predictions of shape (number of masks, n, D), or None if there are too many samples."""
+        n = len(self.samples.x)
+        if _MASKS * self.samples.x.numel() > _MOST_MASKED:
+            return None
+        shown = self.samples.shown.new_empty(_MASKS, *self.samples.x.shape)
+        first = self.samples.x.new_empty(shown.shape)
+        for own_shown, own_first in zip(shown, first, strict=True):
+            order = self.rng.permutation(n)
+            own_shown[order], own_first[order] = self._mask(order)
+        return shown, first
 
     def _score(self, correction: Correction) -> Callable[[], tuple[float, float]]:
         """Return a function that computes the error on held-out entries, for use as the score in `descend`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,11 +19,12 @@ from torch import Tensor
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
 from mvrbm.estimators.batches import Array
+from mvrbm.estimators.imputer.calibration import Calibration
 from mvrbm.estimators.imputer.correction import FILLED, FILLED_UNBOUNDED, Correction, CorrectionTrainer
 from mvrbm.estimators.imputer.factors import Factors
 from mvrbm.estimators.imputer.linear import Linear
 from mvrbm.estimators.imputer.masking import Samples, hold_out
-from mvrbm.estimators.imputer.predictor import Calibration, Predictor
+from mvrbm.estimators.imputer.predictor import Predictor
 from mvrbm.estimators.imputer.residuals import Residuals
 from mvrbm.estimators.imputer.scaling import Scaling, data_range
 from mvrbm.estimators.imputer.selection import choose_linear, entry_weights
@@ -54,6 +55,12 @@ _HIDDEN_PER_ENTRY = 3
 _MOST_HIDDEN = 1000
 # Maximum number of entries in a batch of samples, and in the factor covariance matrices of a batch.
 _BATCH_ENTRIES = 2**24
+# Number of samples with held-out entries that is enough for the calibration. With fewer samples, other entries are held
+# out too, this many times at most.
+_ENOUGH_CALIBRATED = 200
+_MOST_CALIBRATIONS = 3
+# Calibration before errors on held-out entries are known.
+_NOTHING = Calibration([1.0], [1.0])
 # Names of the tensors in `Scaling`, which are saved with the machines.
 _TENSORS = ("low", "high", "center", "scale")
 # Maps tensor names to names in model files, which keep the spelling of version 0.2.
@@ -76,7 +83,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     entries linearly from the known entries. A correction, which consists of two machines with rectified or binary
     hidden units, learns to improve these predictions. The imputer holds out some of the known entries, in the same
     patterns as the missing entries. Correlated residuals and the correction are used only if they predict these entries
-    better by more than chance.
+    better by more than chance. The same holds for full covariance matrices, which are shrunk to separable ones.
 
     Parameters
     ----------
@@ -87,7 +94,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         no correction.
     n_factors : int, optional
         Number of factors (hidden units in the linear model). Default: the power of two with the smallest error on
-        held-out entries.
+        held-out entries, or one less than the number of entries if a full covariance matrix has a smaller error.
     n_hidden : int, optional
         Number of hidden units in each of the two layers of the correction. Default: three per entry, up to 1,000.
     sample_axes : int or "auto", default="auto"
@@ -101,8 +108,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         the model and returned unchanged if they have more than 20 distinct values and more than half of their known
         values are distinct. Convert such columns to dtype ``"category"`` to treat them as categorical.
     n_epochs : int, optional
-        Number of epochs for training the correction. Default: enough epochs for 3,000 to 6,000 updates, depending on
-        the number of samples.
+        Number of epochs for training the correction. Default: enough epochs for 600 to 6,000 updates, depending on the
+        number of samples.
     batch_size : int, default=200
         Number of samples per update when training the correction.
     learning_rate : float, default=0.001
@@ -210,14 +217,24 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         correction = None
         if self._tries_correction(len(samples.x)):
             correction = self._train_correction(chosen.linear, scaling, samples, weights, rng)
-        nothing = Calibration([1.0], [1.0])
-        calibration = Predictor(chosen.linear, correction, scaling, nothing).calibrated(samples)
-        linear = chosen.refit(samples)
+        errors = [Predictor(chosen.linear, correction, scaling, _NOTHING).errors(samples)]
+        if correction is None:
+            for more in self._more_held_out(data, known, rng):
+                linear = chosen.refit(more.x, more.shown)
+                errors.append(Predictor(linear, None, scaling, _NOTHING).errors(more))
+        calibration = Calibration.of(*(torch.cat(parts) for parts in zip(*errors, strict=True)))
+        linear = chosen.refit(samples.x, samples.known)
         self._set_models(
             linear.factors.machine(self._sample_shape()), linear.residuals, correction, scaling, calibration
         )
         used = "no correction" if correction is None else "a correction"
         self._print(f"selected: sample_axes={self.sample_axes_}, n_factors={self.n_factors_}, {used}")
+
+    def _more_held_out(self, data: Samples, known: Tensor, rng: RandomSource) -> Iterator[Samples]:
+        """Yield the data with other held-out entries, if too few samples have held-out entries to calibrate with."""
+        n_held = max(len(data.with_held_entries().x), 1)
+        for _ in range(min(-(-_ENOUGH_CALIBRATED // n_held) - 1, _MOST_CALIBRATIONS)):
+            yield hold_out(data.x, known, self._shape_out, rng).reshape(math.prod(self._sample_shape()))
 
     def _check_parameters(self) -> None:
         choice(self.correction, "correction", _CORRECTIONS)
@@ -252,6 +269,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             filled=FILLED if self.clip else FILLED_UNBOUNDED,
             optional=self.correction == "auto",
             note_time=self._note_time,
+            note_rejection=lambda reason: self._print(f"correction rejected: {reason}"),
         ).train()
 
     def _set_models(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.couplings import Dense
+from mvrbm.estimators.imputer.normal import Normal
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.units import Gaussian
@@ -26,6 +27,8 @@ _TOLERANCE = 1e-4
 _LEAST_NOISE = 1e-3
 # Minimum variance used to standardize an entry, as a fraction of the median variance.
 _LEAST_VARIANCE = 1e-2
+# Smallest eigenvalue of a covariance matrix that is written as a factor model, relative to the largest one.
+_LEAST_EIGENVALUE = 1e-6
 # Weight of the prior on the intercept, as a number of samples.
 _INTERCEPT_PRIOR = 1e-6
 # Minimum fraction of the noise variance that remains when new factors are added.
@@ -68,6 +71,14 @@ class Factors:
             mean = bias + right.T @ (size * (size * (right @ bias) + pull) / (1 - size**2))
             loadings = right.T * (size / torch.sqrt(1 - size**2)) * scale[:, None]
             return cls(*(part.to(unit.bias.dtype) for part in (mean * scale, loadings, scale**2)))
+
+    @classmethod
+    def of_covariance(cls, mean: Tensor, covariance: Tensor) -> Factors:
+        """Return the factor model with D - 1 factors of a normal distribution, whose shapes are (D,) and (D, D)."""
+        values, vectors = torch.linalg.eigh(covariance)
+        noise = values[0].clamp(min=_LEAST_EIGENVALUE * values[-1])
+        loadings = vectors[:, 1:] * torch.sqrt((values[1:] - noise).clamp(min=0))
+        return cls(mean, loadings, noise.expand(len(mean)).clone())
 
     def with_noise(self, multiple: float) -> Factors:
         """Return a copy of the model with the noise variances multiplied by `multiple`."""
@@ -125,15 +136,28 @@ class Factors:
             projected = ((x[rows] - self.mean) * known[rows]) @ weighted
             yield Posterior(rows, _solve_by_pattern(root, projected, which, counts), root, which)
 
+    @cached_property
+    def _normal(self) -> Normal | None:
+        """The distribution with its covariance matrix, if there are so many factors that it is faster to work with."""
+        size, rank = self.loadings.shape
+        if 2 * rank <= size:
+            return None
+        loadings = self.loadings.double()
+        return Normal(self.mean.double(), loadings @ loadings.T, self.noise.double())
+
     def conditional_mean(self, x: Tensor, known: Tensor) -> Tensor:
         """Return the means of all entries given the known entries, as a tensor of shape (n, D).
 
         For known entries, the result is the model's noise-free prediction rather than the known value.
         """
+        if self._normal is not None:
+            return self._normal.conditional_mean(x, known)
         return torch.cat([self.mean + found.mean @ self.loadings.T for found in self.posterior(x, known)])
 
     def deviation(self, x: Tensor, known: Tensor) -> Tensor:
         """Return the standard deviations of all entries given the known entries, as a tensor of shape (n, D)."""
+        if self._normal is not None:
+            return self._normal.deviation(x, known)
         parts = [
             torch.einsum("nij,ki,kj->nk", found.covariance, self.loadings, self.loadings)[found.which]
             for found in self.posterior(x, known)
@@ -142,13 +166,11 @@ class Factors:
 
     def draw(self, x: Tensor, known: Tensor, rng: RandomSource) -> Tensor:
         """Draw samples of all entries given the known entries, as a tensor of shape (n, D)."""
-        parts = []
-        for found in self.posterior(x, known):
-            root = torch.linalg.cholesky(found.covariance)[found.which]
-            factors = found.mean + (root @ rng.normal(found.mean.shape, x)[:, :, None])[..., 0]
-            parts.append(self.mean + factors @ self.loadings.T)
-        means = torch.cat(parts)
-        return means + torch.sqrt(self.noise) * rng.normal(means.shape, means)
+        n, rank = len(x), self.loadings.shape[1]
+        signal = rng.normal((n, rank), x) @ self.loadings.T
+        noise = torch.sqrt(self.noise) * rng.normal((2, *x.shape), x)
+        # The difference between a sample of the distribution and its conditional mean is independent of what is known.
+        return self.conditional_mean(x - signal - noise[0], known) + signal + noise[1]
 
 
 class Posterior(NamedTuple):
@@ -201,12 +223,8 @@ def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factor
     """
     some = known.to(x.dtype)
     count = some.sum(0).clamp(min=1)
-    center = (x * some).sum(0) / count
-    variance = ((x - center) ** 2 * some).sum(0) / count
-    varying = variance > 0
-    # Avoid division by almost zero for nearly constant entries.
-    least = _LEAST_VARIANCE * variance[varying].median() if bool(varying.any()) else variance.new_tensor(1.0)
-    scale = torch.sqrt(variance.clamp(min=least))
+    center, variance = moments(x, known)
+    scale = torch.sqrt(variance)
     z = torch.where(known, (x - center) / scale, 0.0)
     weight_of_sample = 1.0
     if bool(known.all()) and len(x) > 2 * x.shape[1]:
@@ -224,6 +242,17 @@ def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factor
         if abs(before - log_noise) < _TOLERANCE:
             break
     return Factors(center + scale * found.mean, scale[:, None] * found.loadings, scale**2 * found.noise)
+
+
+def moments(x: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Return means and variances of the known entries, of shape (D,). Very small variances are replaced."""
+    count = known.sum(0).clamp(min=1)
+    center = (x * known).sum(0) / count
+    variance = ((x - center) ** 2 * known).sum(0) / count
+    varying = variance > 0
+    # Avoid division by almost zero for nearly constant entries.
+    least = _LEAST_VARIANCE * variance[varying].median() if bool(varying.any()) else variance.new_tensor(1.0)
+    return center, variance.clamp(min=least)
 
 
 def _rows_with_same_moments(z: Tensor) -> Tensor:

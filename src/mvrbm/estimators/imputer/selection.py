@@ -5,6 +5,7 @@ The selected model has the smallest error on held-out entries.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -13,11 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mvrbm.estimators.imputer import separable, shrunk
 from mvrbm.estimators.imputer.factors import Factors, fit_factors
 from mvrbm.estimators.imputer.linear import Linear
 from mvrbm.estimators.imputer.masking import Samples
+from mvrbm.estimators.imputer.normal import Normal
 from mvrbm.estimators.imputer.residuals import NOISE, Residuals, structures_of_axis
-from mvrbm.estimators.imputer.separable import fit_separable, is_applicable
 from mvrbm.validation import whole_number
 
 # Maximum number of factors for data with missing entries, which requires solving a linear system for each sample.
@@ -37,10 +39,13 @@ _NOISE_STEP = 8.0
 _MOST_NOISE = 512.0
 # Variances of the noise of correlated residuals to try.
 _RESIDUAL_NOISES = (0.01, 0.03, 0.3)
-# A model is accepted only if it reduces the error by more than this multiple of the standard error of the difference.
-_SURE = 1.0
+#: A model is accepted only if it reduces the error by more than this multiple of the standard error of the difference.
+SURE = 1.0
 # Maximum number of samples with held-out entries used to choose the structure of residuals.
 _FEW_TESTED = 100
+# Maximum number of EM steps for a shrunk covariance. Each must reduce the error to this multiple of the former error.
+_SHRUNK_STEPS = 8
+_BETTER_STEP = 0.998
 # Maximum number of samples used to fit factors to data with missing entries.
 _MOST_FITTED = 10_000
 # If at least this fraction of the samples is complete, factors are fitted only to complete samples, which is faster.
@@ -61,17 +66,19 @@ class LinearChoice:
     structures: tuple[str, ...]  # structure of the residual covariance of each axis of a sample
     errors: Tensor  # sum of weighted squared errors on held-out entries, per sample along the first axis
     error: float
+    is_separable: bool = False  # whether the model was fitted by `fit_separable`
+    prior: shrunk.Prior | None = None  # prior of the covariance, if the model was fitted by `fit_shrunk`
 
-    separable: bool = False  # whether the model was fitted by `fit_separable`
-
-    def refit(self, samples: Samples) -> Linear:
-        """Return the same model, fitted to all known entries."""
-        if self.separable:
-            return Linear(fit_separable(samples.x, samples.known, self.shape))
+    def refit(self, x: Tensor, known: Tensor) -> Linear:
+        """Return the same model, fitted to the known entries of samples of shape (n, D)."""
+        if self.is_separable:
+            return Linear(separable.fit_separable(x, known, self.shape))
+        if self.prior is not None:
+            return Linear(shrunk.fit_shrunk(x, known, self.shape, self.prior))
         start, residuals = self.linear.factors.with_noise(1 / self.noise), self.linear.residuals
-        factors = fit_to_shown(samples.x, samples.known, start.loadings.shape[1], start).with_noise(self.noise)
+        factors = fit_to_shown(x, known, start.loadings.shape[1], start).with_noise(self.noise)
         if residuals is not None:
-            residuals = Residuals.fit(factors, samples.x, samples.known, self.shape, self.structures, residuals.noise)
+            residuals = Residuals.fit(factors, x, known, self.shape, self.structures, residuals.noise)
         return Linear(factors, residuals)
 
 
@@ -103,43 +110,39 @@ def choose_linear(
     report : callable
         Function that is called with a description and the error of each model that is tried.
     """
-    simple: LinearChoice | None = None
-    correlated: LinearChoice | None = None
-    separable: LinearChoice | None = None
+    tried = []
     for axes in _sample_axes_to_try(sample_axes, shape, len(samples.x)):
         trials = Trials(samples, weights, shape, axes, n_factors, report)
-        found, better = trials.run()
-        simple = _smaller(simple, found)
-        correlated = _smaller(correlated, better)
-        if n_factors is None and is_applicable(len(trials.samples.x), trials.shape):
-            separable = _smaller(separable, trials.separable())
-    assert simple is not None
-    others = [other for other in (correlated, separable) if other and surely_smaller(other.errors, simple.errors)]
-    return min(others, key=_error, default=simple)
+        tried.append((trials, *trials.run()))
+    simple = functools.reduce(_smaller, (found for _, found, _ in tried))
+    others = [found for _, _, found in tried if found is not None]
+    if n_factors is None:
+        # Larger models are tried with the best choice of axes only.
+        trials, *_ = min(tried, key=lambda each: min(choice.error for choice in each[1:] if choice is not None))
+        others += [found for found in (trials.try_separable(), trials.try_shrunk()) if found is not None]
+    return min((found for found in others if surely_smaller(found.errors, simple.errors)), key=_error, default=simple)
 
 
-def _smaller(best: LinearChoice | None, found: LinearChoice | None) -> LinearChoice | None:
+def _smaller(best: LinearChoice, found: LinearChoice) -> LinearChoice:
     """Return the choice with the smaller error, but the first one if the difference is small."""
-    if best is None or found is None:
-        return found if best is None else best
     return found if found.error < _BETTER * best.error else best
 
 
-def surely_smaller(errors: Tensor, others: Tensor, *, both: bool = False) -> bool:
+def surely_smaller(errors: Tensor, others: Tensor, *, both: bool = False, sure: float = SURE) -> bool:
     """Return whether the mean of `errors` is smaller than the mean of `others` by more than chance.
 
     Both contain one error per sample.
 
-    The mean difference, or the mean relative difference, must exceed its standard error. The relative difference has
-    less noise if some samples have much larger errors than other samples. If `both` is True, both differences must
-    exceed their standard errors, so that a gain in a few samples is not sufficient.
+    The mean difference, or the mean relative difference, must exceed `sure` times its standard error. The relative
+    difference has less noise if some samples have much larger errors than other samples. If `both` is True, both
+    differences must do so, so that a gain in a few samples is not sufficient.
     """
     differences = (others - errors).double()
     relative = differences / (others + errors).double().clamp(min=torch.finfo(others.dtype).tiny)
     n = len(differences)
     if n < 2 or not float(differences.mean()) > 0:
         return False
-    enough = (float(each.mean()) > _SURE * float(each.std()) / math.sqrt(n) for each in (differences, relative))
+    enough = (float(each.mean()) > sure * float(each.std()) / math.sqrt(n) for each in (differences, relative))
     return all(enough) if both else any(enough)
 
 
@@ -167,11 +170,12 @@ class Trials:
         self.n_factors = n_factors
         self.report = report
         self.independent = ("independent",) * len(self.shape)
+        # Structure of the covariances of the axes, which `run` selects.
+        self.structures = self.independent
 
     def run(self) -> tuple[LinearChoice, LinearChoice | None]:
         """Return the best model with independent residuals, and the best model with correlated residuals."""
         factors: Factors | None = None
-        structures = self.independent
         multiple = 1.0
         simple, correlated = _Sequence(), _Sequence()
         complete = bool(self.samples.known.all())
@@ -183,9 +187,9 @@ class Trials:
                 self.report(description, found.error)
                 simple.add(found)
             if simple.count == 1:
-                structures = self._structures(factors)
-            if correlated.improves and structures != self.independent:
-                found = self._correlated(factors, structures, multiple)
+                self.structures = self._structures(factors)
+            if correlated.improves and self.structures != self.independent:
+                found = self._correlated(factors, self.structures, multiple)
                 multiple = found.noise
                 self.report(f"{description}, correlated residuals", found.error)
                 correlated.add(found)
@@ -199,16 +203,53 @@ class Trials:
                 replace(best.linear, residuals=best.linear.residuals.with_noise(noise)) for noise in _RESIDUAL_NOISES
             )
             correlated.best = min(
-                [best, *(self._choice(linear, structures, best.noise) for linear in others)], key=_error
+                [best, *(self._choice(linear, self.structures, best.noise) for linear in others)], key=_error
             )
         return simple.best, correlated.best
 
-    def separable(self) -> LinearChoice:
-        """Return the model with a covariance that is diagonal in a separable basis."""
-        factors = fit_separable(self.samples.x, self.samples.shown, self.shape)
-        found = replace(self._choice(Linear(factors), self.independent), separable=True)
+    def try_separable(self) -> LinearChoice | None:
+        """Return the model with a covariance that is diagonal in a separable basis, if it is applicable."""
+        if not separable.is_applicable(len(self.samples.x), self.shape):
+            return None
+        factors = separable.fit_separable(self.samples.x, self.samples.shown, self.shape)
+        found = replace(self._choice(Linear(factors), self.independent), is_separable=True)
         self.report(f"sample_axes={self.axes}, separable covariance", found.error)
         return found
+
+    def try_shrunk(self) -> LinearChoice | None:
+        """Return the model with a covariance that is shrunk to a separable one, if it is fast enough.
+
+        EM ends when the error on held-out entries does not decrease any more. The weight of the prior is chosen again
+        after each step, among the neighbors of the former weight.
+        """
+        shown = self.samples.shown
+        if not len(self.tested.x) or not shrunk.is_applicable(shown):
+            return None
+        noises = shrunk.NOISES if self.structures != self.independent else shrunk.NOISES[:1]
+        best: tuple[float, shrunk.ShrunkCovariance, shrunk.Prior] | None = None
+        for noise in noises:
+            prior = shrunk.Prior(self.structures, noise, 1.0, 0)
+            fitted = shrunk.ShrunkCovariance(self.samples.x, shown, self.shape, prior)
+            error, weight = self._best_weight(fitted, shrunk.WEIGHTS)
+            if best is None or error < best[0]:
+                best = error, fitted, replace(prior, weight=weight)
+        assert best is not None
+        error, fitted, prior = best
+        for _ in range(0 if bool(shown.all()) else _SHRUNK_STEPS):
+            before = error
+            fitted.step(prior.weight)
+            place = shrunk.WEIGHTS.index(prior.weight)
+            error, weight = self._best_weight(fitted, shrunk.WEIGHTS[max(place - 1, 0) : place + 2])
+            prior = replace(prior, weight=weight, n_steps=prior.n_steps + 1)
+            if error > _BETTER_STEP * before:
+                break
+        found = replace(self._choice(Linear(fitted.factors(prior.weight)), self.structures), prior=prior)
+        self.report(f"sample_axes={self.axes}, shrunk covariance", found.error)
+        return found
+
+    def _best_weight(self, fitted: shrunk.ShrunkCovariance, weights: Sequence[float]) -> tuple[float, float]:
+        """Return the smallest error, and the weight of the prior with this error."""
+        return min((self._errors(fitted.normal(weight))[1], weight) for weight in weights)
 
     def with_best_noise(self, factors: Factors) -> LinearChoice:
         """Return the factor model with the multiple of its noise variances that predicts held-out entries best."""
@@ -230,11 +271,15 @@ class Trials:
         return best
 
     def _choice(self, linear: Linear, structures: tuple[str, ...], noise: float = 1.0) -> LinearChoice:
-        tested = self.tested
-        predicted = linear.conditional_mean(tested.x, tested.shown) if len(tested.x) else tested.x
-        squares = squared_errors(predicted, tested, self.weights).sum(1).reshape(self.n_tested, self.n_cuts).sum(1)
-        error = math.sqrt(float(squares.sum() / tested.held.sum().clamp(min=1)))
+        squares, error = self._errors(linear)
         return LinearChoice(linear, noise, self.axes, self.shape, structures, squares, error)
+
+    def _errors(self, model: Linear | Normal) -> tuple[Tensor, float]:
+        """Return sums of weighted squared errors on held-out entries, per sample, and the root of their mean."""
+        tested = self.tested
+        predicted = model.conditional_mean(tested.x, tested.shown) if len(tested.x) else tested.x
+        squares = squared_errors(predicted, tested, self.weights).sum(1).reshape(self.n_tested, self.n_cuts).sum(1)
+        return squares, math.sqrt(float(squares.sum() / tested.held.sum().clamp(min=1)))
 
     def _residuals(self, factors: Factors, structures: Sequence[str], noise: float) -> Residuals:
         return Residuals.fit(factors, self.samples.x, self.samples.shown, self.shape, structures, noise)
@@ -270,7 +315,7 @@ class _Sequence:
         self.count = 0
 
     def add(self, found: LinearChoice) -> None:
-        self.best = _smaller(self.best, found)
+        self.best = found if self.best is None else _smaller(self.best, found)
         self.count += 1
         self.improves = found.error <= _BETTER * self.errors[-2]
         if self.improves:

@@ -48,7 +48,5 @@ def fit_separable(x: Tensor, known: Tensor, shape: Sequence[int]) -> Factors:
         synthesis = torch.linalg.inv(law.analysis[0]) * own_scale[:, None]
         covariance = (synthesis / precisions) @ synthesis.T
         mean = unit.center.double().expand(unit.shape).flatten() + law.means[0] * own_scale
-        values, vectors = torch.linalg.eigh(covariance)
-        noise = values[0].clamp(min=1e-6 * values[-1])
-        loadings = vectors[:, 1:] * torch.sqrt((values[1:] - noise).clamp(min=0))
-        return Factors(*(part.to(x) for part in (mean, loadings, noise.expand(len(mean)).clone())))
+        found = Factors.of_covariance(mean, covariance)
+        return Factors(*(part.to(x) for part in (found.mean, found.loadings, found.noise)))

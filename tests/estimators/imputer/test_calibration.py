@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mvrbm.estimators.imputer.predictor import Calibration
+from mvrbm.estimators.imputer.calibration import Calibration
 
 
 def test_two_standard_deviations_cover_the_errors_of_each_level():
