@@ -345,3 +345,23 @@ def test_empty_and_copied_columns_of_a_table_are_not_scored(of_table):
 def test_tables_with_text_have_no_other_shape():
     with pytest.raises(ValueError, match="visible_shape must be None for tables with text columns"):
         MVRBMOutlierDetector(visible_shape=(1, 3)).fit(animals(5, np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize("n_epochs", [None, 1])
+def test_bytes_and_floats_of_the_same_values_have_the_same_scores(n_epochs, tmp_path):
+    """What is divided by 255 must not depend on the type alone."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (60, 4, 5), dtype=np.uint8)
+    bits = (pixels > 100).astype(np.uint8)
+    for train, others in (
+        (pixels, [pixels.astype(float)]),
+        (pixels.astype(float), [pixels]),
+        (pixels / 255, [pixels]),
+        (bits, [bits.astype(bool), bits.astype(float), 255 * bits]),
+        (bits.astype(bool), [bits, 255 * bits]),
+    ):
+        fitted = MVRBMOutlierDetector(n_epochs=n_epochs, random_state=0, device="cpu").fit(train[:50])
+        loaded = mvrbm.load(fitted.save(tmp_path / "model", overwrite=True), "cpu")
+        for other in others:
+            np.testing.assert_allclose(loaded.score_samples(other), fitted.score_samples(train), rtol=1e-4)
+            np.testing.assert_allclose(loaded.explain(other), fitted.explain(train), rtol=1e-4, atol=1e-6)

@@ -31,8 +31,6 @@ _FEW_SAMPLES = 300
 _OUTER_FOLDS = 10
 # Number of rounds that fill in missing entries of the training data and fit the linear model again.
 _FILL_ROUNDS = 3
-# Expected number of normal samples in the training data that `threshold` mistakes for outliers.
-_N_REMOVED = 0.01
 
 
 @dataclass(frozen=True)
@@ -167,24 +165,6 @@ def combine(z: Array) -> Array:
     deviations: Array = np.maximum(z, 0) + np.maximum(-z - _TOLERANCE, 0)
     means: Array = np.sqrt((deviations**2).mean(1))
     return means
-
-
-def threshold(scores: Array, share: float) -> float:
-    """Return the score that the given fraction of new samples exceeds on average.
-
-    `scores` must be out-of-sample scores. If there are `m` of them and they are independent, a new score exceeds the
-    `k`-th largest of them with probability `k / (m + 1)`. The threshold is interpolated between the scores. Above them,
-    the tail is assumed to be exponential, with the median and the 90th percentile of the scores. The same assumption
-    identifies outliers in the training data, which are ignored.
-    """
-    median, high = np.quantile(scores, (0.5, 0.9))
-    scale = (high - median) / math.log(5)
-    limit = median + scale * math.log(0.5 * len(scores) / _N_REMOVED)
-    ranked = np.sort(scores[scores <= limit])[::-1]
-    rank = share * (len(ranked) + 1)
-    if rank < 1:
-        return float(ranked[0] - scale * math.log(rank))
-    return float(np.interp(rank, np.arange(1, len(ranked) + 1), ranked))
 
 
 def _folds(n: int, count: int) -> Iterator[tuple[Array, Array]]:

@@ -19,12 +19,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from mvrbm.couplings import Dense, Kronecker
 from mvrbm.errors import StorageError
 from mvrbm.estimators.base import check_finite
-from mvrbm.estimators.batches import Array
+from mvrbm.estimators.batches import Array, is_binary, match_bytes
 from mvrbm.estimators.inputs import VISIBLE, as_array, dtype_for, without_wrapper
-from mvrbm.estimators.outliers.ensemble import Ensemble, Range, Spread, threshold
+from mvrbm.estimators.outliers.ensemble import Ensemble, Range, Spread
 from mvrbm.estimators.outliers.linear import Blocks, LinearPrediction, divide, slabs
 from mvrbm.estimators.outliers.masked import MaskedPrediction
 from mvrbm.estimators.outliers.neighbors import N_DISTANCES, Neighbors
+from mvrbm.estimators.outliers.threshold import threshold
 from mvrbm.estimators.parameters import unit_named
 from mvrbm.estimators.persistence import SavedEstimator, forget_names, restore_names, saved_names
 from mvrbm.estimators.rbm import TVRBM
@@ -34,7 +35,7 @@ from mvrbm.io.shards import Rows
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import ESTIMATOR, read_machines, register, write_machines
 from mvrbm.updates.recipe import Recipe, as_recipe
-from mvrbm.validation import as_shape, number, whole_number
+from mvrbm.validation import as_shape, number, truth_value, whole_number
 
 # Number of updates if `n_epochs` is None.
 _UPDATES = 3000
@@ -219,7 +220,9 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
             self.n_features_in_ = math.prod(self.visible_shape_)
         most = _MOST_LARGE_SAMPLES if math.prod(self.visible_shape_) > _LARGE else _MOST_SAMPLES
         sample = data[np.unique(np.linspace(0, len(data) - 1, most).astype(int))]
-        self._byte_scale = 255 if sample.dtype == np.uint8 or _within_unit_interval(sample) else 1
+        self._binary = is_binary(sample)
+        gray = sample.dtype != np.uint8 and not self._binary and _within_unit_interval(sample)
+        self._byte_scale = 255 if gray else 1
         others = np.zeros((len(sample), 0))
         self._masked: MaskedPrediction | None = None
         for name in {"model_", "dispersion_"} & vars(self).keys():
@@ -334,7 +337,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         parts, in standard deviations. The largest possible score is 0.
         """
         check_is_fitted(self)
-        data = self._read(X, reset=False)
+        data = self._read_more(X)
         parts = [self._scores(data[i : i + _SAMPLES_AT_ONCE]) for i in range(0, len(data), _SAMPLES_AT_ONCE)]
         scores = np.concatenate(parts)
         check_finite(scores[:, None])
@@ -344,7 +347,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         """Return the scores of a batch of samples."""
         others = np.zeros((len(data), 0))
         if self._masked is not None:
-            error, variance = self._masked.means(data)
+            error, variance = self._masked.means(self._in_machine_units(data))
             check_finite(np.stack([error, variance], 1))
             others = (error - self.dispersion_ * variance)[:, None]
         if self._ensemble is None:
@@ -374,7 +377,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         model have the value 0.
         """
         check_is_fitted(self)
-        data = self._read(X, reset=False)
+        data = self._read_more(X)
         parts = [self._maps(data[i : i + _SAMPLES_AT_ONCE]) for i in range(0, len(data), _SAMPLES_AT_ONCE)]
         maps = np.concatenate(parts)
         if self._encoding.is_mixed:
@@ -424,12 +427,26 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return axes, others
 
     def _rows(self, data: Array) -> Array:
-        """Return samples as rows in double precision. Bytes are converted to the unit of the training data."""
+        """Return samples as rows in double precision. Bytes are divided by 255 if the training data was gray floats."""
         rows = np.asarray(data).reshape(len(data), -1)
         rows = rows / self._byte_scale if rows.dtype == np.uint8 else rows.astype(np.float64)
         if np.isinf(rows).any():
             raise ValueError("X contains infinity, but entries must be finite or NaN")
         return rows
+
+    def _in_machine_units(self, data: Array) -> Array:
+        """Divide floats by 255 if the training data was bytes, which the machine's units divide."""
+        assert self._masked is not None
+        scale = self._masked.machine.layers[VISIBLE].byte_scale
+        divide = self._ensemble is not None and self._byte_scale == 1 and scale != 1 and data.dtype != np.uint8
+        return data * scale if divide else data
+
+    def _read_more(self, X: Any) -> Any:
+        """Validate data other than the training data, and scale bytes as if they were training data."""
+        data = self._read(X, reset=False)
+        if self._ensemble is None or not (self._binary or self._byte_scale == 255):
+            return data
+        return match_bytes(data, np.float64, trained_on_binary=self._binary)
 
     def _read(self, X: Any, *, reset: bool) -> Any:
         r"""Validate the shape and dtype of the data and return an array of shape (n, \*shape) or (n, n_features).
@@ -481,6 +498,11 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return block
 
     @property
+    def encoding_(self) -> TableEncoding:
+        """Encoding of table columns, which specifies categories, dates, and columns that are excluded."""
+        return self._encoding
+
+    @property
     def n_parameters_(self) -> int:
         """Number of learned parameters of the linear model and the machine."""
         check_is_fitted(self)
@@ -513,6 +535,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
                 "shape": list(self.visible_shape_),
                 "n_samples": n_samples,
                 "byte_scale": self._byte_scale,
+                "binary": self._binary,
             }
         return {**super()._description(), **learned}
 
@@ -536,6 +559,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     def _restore_ensemble(self, folder: Path, described: Mapping[str, Any]) -> None:
         saved = described["ensemble"]
         self._byte_scale = whole_number(saved["byte_scale"], "byte_scale", 1, 255)
+        self._binary = truth_value(saved.get("binary", False), "binary")
         n_samples = whole_number(saved["n_samples"], "n_samples", 2)
 
         def shapes(machines: Sequence[BoltzmannMachine]) -> dict[str, tuple[int, ...]]:
@@ -631,7 +655,9 @@ def _of_entries(blocks: Blocks, sites: Sequence[Array]) -> list[Array]:
 
 
 def _arrays_of(ensemble: Ensemble) -> dict[str, Array]:
-    """Return the learned arrays of an ensemble, except those of the linear model, by their names in files."""
+    """Return a dict of the learned arrays of an ensemble, except those of the linear model, keyed by the names used in
+    saved files.
+    """
     arrays = {"low": ensemble.range.low, "width": ensemble.range.width, "samples": ensemble.neighbors.samples}
     spreads = {f"errors.{i}": spread for i, spread in enumerate(ensemble.errors)} | {"parts": ensemble.parts}
     for name, spread in spreads.items():
