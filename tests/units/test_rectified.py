@@ -61,7 +61,7 @@ WITHOUT_ENERGY = {
     "annealing": lambda m, x: annealed_importance_sampling(m, RandomSource(0), n_chains=2, n_steps=2),
     "pseudo-likelihood": lambda m, x: pseudo_log_likelihood(m, x),
     "tempering": lambda m, x: ParallelTempering(m, 2, rng=RandomSource(0)).step(),
-    "autograd": lambda m, x: Trainer(m, backend="reference").fit(x, 1, initialize=False),
+    "autograd": lambda m, x: Trainer(m, backend="autograd").fit(x, 1, initialize=False),
 }
 
 

@@ -85,7 +85,8 @@ class Unit(nn.Module, ABC):
     gaussian: ClassVar[bool] = False
     #: Whether the zero point of the data is arbitrary, as for temperatures in degrees Celsius.
     arbitrary_zero: ClassVar[bool] = False
-    #: Scale factor that :meth:`from_data` applies to uint8 data. Estimators set it to 1 if all bytes are 0 or 1.
+    #: Scale factor that :meth:`from_data` applies to uint8 data. Estimators set it to 1 if the training data
+    #: contains only 0 and 1.
     byte_scale: float = 1.0
     #: Whether samples follow an energy function. If False, free energies and likelihoods are undefined.
     has_energy: ClassVar[bool] = True

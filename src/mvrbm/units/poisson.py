@@ -88,7 +88,7 @@ class Poisson(Unit):
 
     @property
     def fluctuation(self) -> float:
-        """Largest variance at zero field, because the variance has no useful upper bound over all fields."""
+        """Return the largest variance at zero field, because over all fields it has no useful upper bound."""
         return float(self.middle.max())
 
     def gains(self) -> dict[str, Tensor]:

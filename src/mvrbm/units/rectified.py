@@ -27,7 +27,7 @@ class Rectified(Unit):
     The samples do not follow an exponential family, so no joint energy function is consistent with both conditional
     distributions. The stationary distribution of Gibbs chains is therefore unknown, and contrastive divergence does not
     follow the gradient of any function. Free energies, likelihoods, :math:`\log Z`, annealing and tempering raise
-    ValueError, as does ``backend="reference"``, which differentiates free energies. Entries have no upper bound, so
+    ValueError, as does ``backend="autograd"``, which differentiates free energies. Entries have no upper bound, so
     training can diverge if these units are coupled with Gaussian units. The trainer reports divergence.
 
     Parameters

@@ -28,9 +28,11 @@ _CONSTANT_RELATIVE_SCALE = 1e-6
 _START_NOISE = 0.3
 # Initial log-variances of the contrasts and of the Gaussians of a gate lie between minus and plus this number.
 _START_REACH = 1.5
-# Samples with at most this many entries are multiplied by one dense matrix per component, which is faster than one
-# product per mode.
-_MOST_DENSE = 128
+#: Samples with at most this many entries are multiplied by one dense matrix per component, which is faster than one
+#: product per mode.
+MOST_DENSE = 128
+#: Powers of 2 are several times as fast as powers of e on a CPU, especially where they underflow.
+LOG2_E = 1 / math.log(2)
 
 
 class WhitenedMixture(Unit):
@@ -162,9 +164,25 @@ class WhitenedMixture(Unit):
         widths = self.log_width if self.gate else self.log_contrast.new_zeros(self.n_components, 1)
         return self.log_contrast[:, :, None] + widths[:, None, :]
 
+    def mean_log_variances(self) -> Tensor:
+        """Return the logarithms of the variances, averaged over the gates, of each component and contrast: (K, C)."""
+        return torch.logsumexp(self.log_gates()[:, None] + self.state_log_variances(), 2)
+
     def log_gates(self) -> Tensor:
         """Return the log-probabilities of the gate: (K, G)."""
         return log_softmax(self.gate_logits, 1) if self.gate else self.logits.new_zeros(self.n_components, 1)
+
+    def sorted_gates(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the order of the Gaussians of the gates, and their constants and inverse variances in this order.
+
+        The order is descending by variance. All have shape (K, C, G). The log-density of a coefficient is that of its
+        widest Gaussian plus log(1 + sum of the ratios of the others to it). Ratios never overflow, because narrow
+        Gaussians decay faster.
+        """
+        logs = self.state_log_variances()
+        order = logs.argsort(dim=2, descending=True, stable=True)
+        constants = (self.log_gates()[:, None] - 0.5 * logs).gather(2, order)
+        return order, constants, torch.exp(-logs).gather(2, order)
 
     def log_weights(self) -> Tensor:
         """Return the log-probabilities of components and contrasts: (K, C)."""
@@ -201,10 +219,17 @@ class WhitenedMixture(Unit):
     def joint_log_density(self, rotated: Tensor) -> Tensor:
         r"""Compute :math:`\log p(x, k, c)` from cosine coefficients: (n, N) -> (n, K, C)."""
         z = self.coefficients(rotated)[..., self._first :]
-        squares = (z**2 * torch.exp(self.log_precision)[:, None])[:, :, None, None]  # (K, n, 1, 1, coefficients)
-        logs = self.state_log_variances()[:, None, :, :, None]  # (K, 1, C, G, 1)
-        each = self.log_gates()[:, None, None, :, None] - 0.5 * (squares * torch.exp(-logs) + logs)
-        summed = (torch.logsumexp(each, 3) if self.gate else each[:, :, :, 0]).sum(-1)  # (K, n, C)
+        squares = z**2 * torch.exp(self.log_precision)[:, None]  # (K, n, coefficients)
+        _, constants, inverses = self.sorted_gates()  # (K, C, G)
+        rates = -0.5 * LOG2_E * (inverses - inverses[:, :, :1])
+        energies = squares.sum(2)[:, :, None]  # (K, n, 1)
+        summed = self.n_coefficients * constants[:, None, :, 0] - 0.5 * energies * inverses[:, None, :, 0]
+        if self.gate:
+            ratios = torch.zeros_like(summed)[..., None]
+            for g in range(1, N_GATES):
+                factor = torch.exp(constants[:, :, g] - constants[:, :, 0])[:, None, :, None]
+                ratios = ratios + factor * torch.exp2(squares[:, :, None] * rates[:, None, :, g, None])
+            summed = summed + torch.log1p(ratios).sum(3)  # (K, n, C)
         constant = 0.5 * self.log_precision.sum(1) + self.log_determinant()
         joint = (summed + constant[:, None, None]).transpose(0, 1) + self.log_weights()
         return joint + self.outer_log_density(rotated)[:, None, None]
@@ -269,9 +294,9 @@ class WhitenedMixture(Unit):
         """Sample component and contrast, then the gates, then the coefficients."""
         found = self._in_field(field)
         n, rows = len(field), torch.arange(len(field), device=field.device)
-        state = _invert(found.probabilities().flatten(1), rng.uniform((n, 1), field))[:, 0]
+        state = pick(found.probabilities().flatten(1), rng.uniform((n, 1), field))[:, 0]
         k, c = state // self.n_contrasts, state % self.n_contrasts
-        gate = _invert(found.gates[k, rows, c].transpose(1, 2), rng.uniform((n, self.n_coefficients, 1), field))
+        gate = pick(found.gates[k, rows, c].transpose(1, 2), rng.uniform((n, self.n_coefficients, 1), field))
         variance = found.variances[k, 0, c].gather(1, gate.transpose(1, 2))[:, 0]  # (n, coefficients)
         normal = rng.normal((n, math.prod(self.shape)), field)
         z = variance * found.inner[k, rows] + variance.sqrt() * normal[:, self._first :]
@@ -449,7 +474,7 @@ def mode_products(x: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     """
     shape = tuple(x.shape[2:])
     size = math.prod(shape)
-    if x.shape[0] == 1 and size <= _MOST_DENSE:
+    if x.shape[0] == 1 and size <= MOST_DENSE:
         dense = functools.reduce(_kronecker, matrices)  # (K, N, N)
         product = x.reshape(-1, size) @ dense.reshape(-1, size).T
         return product.reshape(-1, len(dense), size).transpose(0, 1)
@@ -476,7 +501,7 @@ def _spread(count: int) -> Tensor:
     return torch.linspace(_START_REACH, -_START_REACH, count) if count > 1 else torch.zeros(1)
 
 
-def _invert(probabilities: Tensor, number: Tensor) -> Tensor:
+def pick(probabilities: Tensor, number: Tensor) -> Tensor:
     """Sample from each row of probabilities by inverse transform sampling: (..., m), (..., 1) -> (..., 1)."""
     state = (number >= probabilities.cumsum(-1)).sum(-1, keepdim=True)
     # Rounding can leave the last cumulative sum slightly below 1.

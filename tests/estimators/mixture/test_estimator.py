@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from sklearn.datasets import load_digits
 from sklearn.mixture import GaussianMixture
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -171,6 +172,18 @@ def test_warm_start_continues_and_checks_the_settings():
     assert model.score(x) >= before
     with pytest.raises(ValueError, match="gate is False, but the model has gate=True"):
         model.set_params(gate=False).fit(x)
+    with pytest.raises(ValueError, match="n_components is 7, but the model has n_components="):
+        model.set_params(gate=True, n_components=7).fit(x)
+
+
+@pytest.mark.parametrize("gate", [False, "auto"])
+def test_too_few_samples_for_the_components_warn(gate):
+    x = samples()[:80]
+    model = MatrixMixture(30, gate=gate, n_epochs=2, random_state=0, device="cpu", warm_start=True)
+    with pytest.warns(UserWarning, match="8 components instead of 30, because each component requires 10 samples"):
+        assert model.fit(x).n_components_ == 8
+    with pytest.warns(UserWarning, match="8 components instead of 30"):
+        assert model.fit(x).n_components_ == 8
 
 
 def test_the_number_of_components_is_chosen_by_validation():
@@ -180,6 +193,22 @@ def test_the_number_of_components_is_chosen_by_validation():
     assert 2 <= model.n_components_ <= 8
     assert model.validation_scores_[model.n_components_, False] == max(model.validation_scores_.values())
     assert model.score(x) > MatrixMixture(1, random_state=0).fit(x).score(x)
+    model.set_params(n_components=2).fit(x)
+    assert not hasattr(model, "validation_scores_")
+
+
+def test_progress_is_one_line_per_candidate_and_one_bar(capsys):
+    x = generator("progress").standard_normal((60, 3))
+    model = MatrixMixture(n_contrasts=1, n_epochs=5, random_state=0, verbose=1).fit(x)
+    *lines, bars = capsys.readouterr().err.split("\n", len(model.validation_scores_))
+    words = {
+        f"{n} component{'s' * (n > 1)} {'with' if gate else 'without'} gates: "
+        f"mean log-likelihood of held-out samples is {score:.4f} nats"
+        for (n, gate), score in model.validation_scores_.items()
+    }
+    assert set(lines) == words
+    assert len(words) == len(lines) >= 3
+    assert bars.count("\n") == 1  # the bar is drawn again in the same line
 
 
 def test_gates_are_chosen_by_validation():
@@ -206,7 +235,7 @@ def test_training_ends_where_held_out_samples_were_most_likely():
 
 
 def test_few_samples_get_one_component():
-    model = MatrixMixture(random_state=0).fit(samples(49))
+    model = MatrixMixture(random_state=0).fit(samples(19))
     assert (model.n_components_, model.unit_.gate, model.validation_scores_) == (1, False, {})
 
 
@@ -265,8 +294,10 @@ def test_bad_data_is_one_line():
         model.score_samples(broken)
     with pytest.raises(ValueError, match="mask must be boolean"):
         model.inpaint(x, np.ones((2, 3)))
-    with pytest.raises(ValueError, match="mask must have the shape of X or of one sample"):
+    with pytest.raises(ValueError, match="mask must have the shape of the data"):
         model.inpaint(x, np.ones(5, dtype=bool))
+    with pytest.raises(ValueError, match=r"mask must have the shape of the data .* got \(3, 2\)"):
+        model.inpaint(x, np.ones((3, 2), dtype=bool))
     with pytest.raises(ValueError, match="at least 2 samples"):
         MatrixMixture().fit(x[:1])
 
@@ -295,7 +326,7 @@ def test_ctrl_c_keeps_the_model_trained_so_far(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning", "ignore:the mixture has 1 components")
 @parametrize_with_checks([MatrixMixture(), MatrixMixture(2, gate=False, n_epochs=5)])
 def test_scikit_learn_check(estimator, check):
     check(estimator)
@@ -314,3 +345,35 @@ def test_batches_of_spectra_reach_the_likelihood_of_a_gaussian():
     model = MatrixMixture(1, n_contrasts=1, gate=False, batch_size=50, n_epochs=8, shrinkage=0.0, random_state=0).fit(x)
     expected = GaussianMixture(1, reg_covar=1e-9).fit(x).score(x)
     np.testing.assert_allclose(model.score(x), expected, atol=0.1)
+
+
+def test_curves_with_more_points_than_samples_are_as_likely_as_under_a_shrunk_gaussian():
+    """40 random walks of 80 points. Without noise, unseen directions would have a nearly infinite density."""
+    rng = generator("few curves")
+    x, new = (0.1 * rng.standard_normal((n, 80)).cumsum(1) for n in (40, 500))
+    shrunk = max(
+        stats.multivariate_normal(x.mean(0), np.cov(x.T) + ridge * np.eye(80)).logpdf(new).mean()
+        for ridge in (1e-3, 3e-3, 1e-2, 3e-2)
+    )
+    assert MatrixMixture(1, random_state=0).fit(x).score(new) > shrunk - 12
+    assert MatrixMixture(1, random_state=0, shrinkage=0.0, n_epochs=5).fit(x).score(new) < shrunk - 100
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, 1.0])
+@pytest.mark.parametrize(("n_components", "gate", "n"), [(3, False, 300), (4, True, 300), (8, False, 600)])
+def test_training_on_discrete_data_ends_with_the_best_parameters(n_components, gate, n, shrinkage):
+    """Repeated values bring variances to their bounds, where updates of all parameters at once can fail."""
+    images = load_digits().images[:n]
+    model = MatrixMixture(n_components, gate=gate, shrinkage=shrinkage, n_epochs=60, random_state=0).fit(images)
+    settled = np.array(model.history_[10:])  # components are revived before
+    assert len(settled) > 5
+    # The objective never decreases. It is the likelihood plus a small log-prior.
+    assert (np.diff(settled) > -5).all()
+    assert model.score(images) == pytest.approx(settled[-1], abs=0.01)
+
+
+@pytest.mark.parametrize(("first", "second"), [(np.float32, np.float64), (np.float64, np.float32)])
+def test_a_warm_start_keeps_the_precision_of_the_model(first, second):
+    x = generator("precision").standard_normal((60, 3, 2))
+    model = MatrixMixture(1, gate=False, n_epochs=2, warm_start=True, random_state=0).fit(x.astype(first))
+    assert model.fit(x.astype(second)).means_.dtype == first

@@ -1,7 +1,8 @@
 """Mixture of whitened arrays, an exact density for real-valued arrays.
 
 - `estimator`: the scikit-learn interface.
-- `em`: expectation maximization.
+- `posterior`, `em`: expectation maximization.
+- `training`, `selection`: training runs, and the choice of settings by held-out samples.
 - `conditional`: distributions of unknown entries given known entries.
 
 The density itself is :class:`mvrbm.units.WhitenedMixture`.

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mvrbm.devices import one_thread
 from mvrbm.random import RandomSource
-from mvrbm.units.whitened import WhitenedMixture, mode_products
+from mvrbm.units.whitened import WhitenedMixture, mode_products, pick
 
 # Maximum number of matrix entries in one batched factorization.
 _MOST_NUMBERS = 2**23
@@ -60,7 +61,7 @@ class Conditional:
         This is exact without gates. With gates, each gate is replaced with its mean variance.
         """
         unit = self.unit
-        logs = torch.logsumexp(unit.log_gates()[:, None] + unit.state_log_variances(), 2).double()  # (K, C)
+        logs = unit.mean_log_variances().double()  # (K, C)
         unknown = ~known
         weights, means, factors = [], [], []
         for k in range(unit.n_components):
@@ -125,12 +126,7 @@ class Conditional:
         return k, logs.expand(-1, z.shape[1], -1).gather(2, gate)[:, :, 0]
 
 
-def pick(probabilities: Tensor, number: Tensor) -> Tensor:
-    """Sample an index from each row of probabilities by inverse transform sampling: (..., m), (..., 1) -> (..., 1)."""
-    index = (number >= probabilities.cumsum(-1)).sum(-1, keepdim=True)
-    return index.clamp_(max=probabilities.shape[-1] - 1)
-
-
+@one_thread()
 def in_chunks(unit: WhitenedMixture, compute: Callable[[Tensor], Tensor], rotated: Tensor) -> Tensor:
     """Apply a function to cosine coefficients (n, N) in chunks whose intermediate values fit into memory."""
     states = unit.n_components * unit.n_contrasts * unit.state_log_variances().shape[2]

@@ -1,6 +1,6 @@
 """Expectation maximization for whitened mixtures.
 
-One step computes the posterior of components, contrasts and gates (E-step), sums its statistics, and updates all
+One step computes sums over the posterior of components, contrasts and gates (E-step, in `posterior`), and updates all
 parameters in closed form (M-step). The rows of the whitening matrices are updated one after another, as in auxiliary-
 function independent vector analysis (Ono, 2011). There is no learning rate.
 """
@@ -15,19 +15,17 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from mvrbm.devices import one_thread
+from mvrbm.estimators.mixture.posterior import Moments, Statistics, expectation, moments
 from mvrbm.random import RandomSource
 from mvrbm.units.whitened import SMALLEST_VARIANCE, WhitenedMixture, mode_products
 
-# Maximum number of intermediate values in one chunk of samples. On the CPU, a chunk has to fit into the cache.
-_CHUNK = {"cpu": 2**20, "cuda": 2**27}
-#: Number of components per sample whose gates are evaluated during training. The others have low Gaussian densities.
-MOST_CANDIDATES = 8
-# Minimum posterior probability of a component that contributes to the statistics of a sample.
-_SMALLEST_SHARE = 1e-3
 # Bounds on the log-variances of contrasts and gates, relative to their means over the samples.
 _LARGEST_REACH = 8.0
 # Number of rounds in which contrasts, widths and precisions are updated in turn.
 _ROUNDS = 3
+# Minimum fraction of the coefficients that a state explains if its variance is updated.
+_SMALLEST_FRACTION = 1e-6
 # Minimum number of samples of a component that is updated, relative to the pseudo-samples.
 _SMALLEST_COUNT = 1e-3
 # A component is dead if its share of the samples is smaller than this fraction of the average.
@@ -37,6 +35,14 @@ _SWEEPS = 2
 _RIDGE = 1e-6
 # Variance in each direction that is added to the covariances of pseudo-samples, relative to the mean variance.
 _PRIOR_RIDGE = 1e-3
+# Number of samples, of folds, and of values between SMALLEST_VARIANCE and 1 when the variance of noise is chosen.
+_NOISE_SAMPLES, _NOISE_FOLDS, _N_NOISES = 2000, 4, 13
+# Difference of the sums of standardized samples below which they count as equal.
+_SAME = 1e-4
+# Degrees of freedom of the distribution of Student in this choice, and the loss that counts as none, in nats per entry.
+_FREEDOM, _TOLERABLE = 5.0, 1e-3
+# Minimum number of vectors along a mode, per entry of the mode, for which its whitening is updated.
+_FEWEST_ROWS = 2
 # Parameters that all components share.
 _SHARED_PARAMETERS = {"bias", "center", "log_scale", "level_log_variance"}
 # Standard deviation of the log-precisions among the initial components, and between a dead component that is revived
@@ -55,172 +61,35 @@ _SMALLEST_GRADIENT = 1e-8
 _LARGEST_CHANGE = 0.25
 
 
-@dataclass
-class Statistics:
-    """Sums over samples, divided by the total weight of the samples. All moments are of the whitened coefficients."""
-
-    log_likelihood: Tensor  # ()
-    share: Tensor  # (K, C)
-    gates: Tensor  # (K, C, G): expected number of coefficients
-    squares: Tensor  # (K, C, G, coefficients)
-    pull: Tensor  # (K, coefficients): precision times coefficient
-    precision: Tensor  # (K, coefficients)
-    curvature: list[Tensor]  # (K, J, J, J) per mode: sums of precision times z z', one per row of the whitening
-
-
-@torch.no_grad()
-def expectation(unit: WhitenedMixture, rotated: Tensor, weights: Tensor, *, exact: bool = True) -> Statistics:
-    """Compute the statistics of samples, given their cosine coefficients (n, N) and weights (n,) with sum 1.
-
-    If `exact` is False, only the likely components of each sample are considered.
-    """
-    K, C = unit.n_components, unit.n_contrasts
-    state_log_variances = unit.state_log_variances()  # (K, C, G)
-    G, J = state_log_variances.shape[2], unit.n_coefficients
-    candidates = K if exact or not unit.gate else min(K, MOST_CANDIDATES)
-    smallest = 0.0 if exact else _SMALLEST_SHARE
-    size = max(1, _CHUNK[rotated.device.type] // (K * J + candidates * C * G * J))
-    law = _Law(unit)
-    like = rotated.new_zeros(())
-    found = Statistics(
-        like.clone(),
-        rotated.new_zeros(K, C),
-        rotated.new_zeros(K, C, G),
-        rotated.new_zeros(K, C, G, J),
-        rotated.new_zeros(K, J),
-        rotated.new_zeros(K, J),
-        [],
-    )
-    kept = []
-    for u, weight in zip(rotated.split(size), weights.split(size), strict=True):
-        kept.append(law.add(found, u, weight, candidates, smallest))
-    k, z, q = (torch.cat(parts) for parts in zip(*kept, strict=True))
-    if unit.whiten:
-        found.curvature = _curvatures(unit, k, z, q)
-    return found
-
-
-class _Law:
-    """Parameters of a mixture in the form that the E-step uses."""
-
-    def __init__(self, unit: WhitenedMixture) -> None:
-        self.unit = unit
-        logs = unit.state_log_variances()
-        self.precisions = torch.exp(unit.log_precision)  # (K, coefficients)
-        self.inverses = torch.exp(-logs)  # (K, C, G)
-        constants = unit.log_gates()[:, None] - 0.5 * logs  # (K, C, G)
-        # The log-density of a coefficient is that of its first Gaussian, which is the widest, plus log(1 + sum of the
-        # ratios of the others to it). Ratios never overflow, because narrow Gaussians decay faster.
-        self.widest = constants[:, :, 0]  # (K, C)
-        self.log_ratios = (constants[:, :, 1:] - constants[:, :, :1])[..., None]  # (K, C, G - 1, 1)
-        self.rates = -0.5 * (self.inverses[:, :, 1:] - self.inverses[:, :, :1])[..., None]  # (K, C, G - 1, 1)
-        own = unit.log_weights() + (0.5 * unit.log_precision.sum(1) + unit.log_determinant())[:, None]
-        self.own = own  # (K, C)
-        mean = torch.logsumexp(unit.log_gates()[:, None] + logs, 2)  # (K, C): log of the mean variance
-        self.rough_inverses = torch.exp(-mean)
-        self.rough = own - 0.5 * unit.n_coefficients * mean
-
-    def add(
-        self, found: Statistics, u: Tensor, weight: Tensor, candidates: int, smallest: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Add the statistics of one chunk, and return component, coefficients and precisions of the likely pairs.
-
-        A pair is a sample and one of its components, with a probability above `smallest`.
-        """
-        unit = self.unit
-        every = unit.coefficients(u)[..., int(unit.level) :]  # (K, n, coefficients)
-        n, J = every.shape[1:]
-        rows = torch.arange(n, device=u.device)[:, None]
-        energies = torch.einsum("knj,kj->nk", every**2, self.precisions)
-        if candidates < unit.n_components:
-            rough = self.rough - 0.5 * energies[:, :, None] * self.rough_inverses  # (n, K, C)
-            k = rough.amax(2).topk(candidates, 1, sorted=False).indices  # (n, L)
-        else:
-            k = torch.arange(candidates, device=u.device).expand(n, -1)
-        z = every[k, rows]  # (n, L, coefficients)
-        squares = z**2 * self.precisions[k]
-        ratios = torch.addcmul(self.log_ratios[k], squares[:, :, None, None], self.rates[k]).exp_()
-        sums = ratios.sum(3).add_(1)  # (n, L, C, coefficients)
-        joint = sums.log().sum(3) - 0.5 * energies.gather(1, k)[:, :, None] * self.inverses[k][..., 0]
-        joint += self.own[k] + J * self.widest[k]
-        total = torch.logsumexp(joint.flatten(1), 1)
-        found.log_likelihood += weight @ (total + unit.outer_log_density(u))
-        share = torch.exp(joint - total[:, None, None])  # (n, L, C)
-        # From here on, only pairs with a noticeable share count.
-        at, which = torch.nonzero(share.sum(2) > smallest, as_tuple=True)
-        share, k, z = share[at, which] * weight[at, None], k[at, which], z[at, which]
-        first = (share[..., None] / sums[at, which])[:, :, None]  # (P, C, 1, coefficients)
-        gates = torch.cat([first, ratios[at, which] * first], 2)  # (P, C, G, coefficients)
-        q = torch.einsum("pcgj,pcg->pj", gates, self.inverses[k]) * self.precisions[k]
-        of_k = torch.nn.functional.one_hot(k, unit.n_components).to(z).T  # (K, P)
-        found.share += of_k @ share
-        found.gates += (of_k @ gates.sum(3).flatten(1)).reshape(found.gates.shape)
-        found.squares += (of_k @ (gates * z[:, None, None] ** 2).flatten(1)).reshape(found.squares.shape)
-        found.pull += of_k @ (q * z)
-        found.precision += of_k @ q
-        return k, z, q
-
-
-def _curvatures(unit: WhitenedMixture, k: Tensor, z: Tensor, q: Tensor) -> list[Tensor]:
-    """Sum precision times z z' for each row of each whitening: (K, J, J, J) per mode.
-
-    `k` has shape (P,), and the coefficients `z` and their precisions `q` have shape (P, coefficients).
-    """
-    first, shape, K = int(unit.level), unit.shape, unit.n_components
-    z, q = (torch.nn.functional.pad(part, (first, 0)) for part in (z, q))  # (P, N)
-    rows, owner = _segments(k, K)  # (S, width), (S,)
-    padding = (rows >= 0)[:, :, None]
-    found = [z.new_zeros(K, *[size - first] * 3) for size in shape]
-    largest = max(size - first for size in shape)
-    step = max(1, _CHUNK[z.device.type] // (rows.shape[1] * z.shape[1] * max(1, largest)))
-    for some, of_some, present in zip(rows.split(step), owner.split(step), padding.split(step), strict=True):
-        of_z = z[some].reshape(*some.shape, *shape)
-        of_q = (q[some] * present).reshape(of_z.shape)
-        for d, total in enumerate(found):
-            a = of_z.movedim(d + 2, 1)[:, first:].flatten(2)  # (S, J, m): a row for each index of the mode
-            weight = of_q.movedim(d + 2, 1)[:, first:].flatten(2)
-            outer = (a[:, :, None] * a[:, None]).flatten(1, 2)  # (S, J J, m)
-            total.index_add_(0, of_some, (weight @ outer.mT).reshape(-1, *total.shape[1:]))
-    return found
-
-
-def _segments(k: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Group the indices of equal values of `k` into segments of equal width.
-
-    Return the indices as a tensor of shape (segments, width), padded with -1, and the value of each segment.
-    """
-    order = torch.argsort(k, stable=True)
-    counts = torch.bincount(k, minlength=count)
-    width = max(1, -(-2 * len(k) // (3 * max(1, int((counts > 0).sum())))))  # most values need one or two segments
-    n_segments = -(-counts // width)  # (K,)
-    owner = torch.repeat_interleave(torch.arange(count, device=k.device), n_segments)
-    number = torch.arange(len(owner), device=k.device) - (n_segments.cumsum(0) - n_segments)[owner]
-    place = number[:, None] * width + torch.arange(width, device=k.device)  # within the indices of the value
-    at = ((counts.cumsum(0) - counts)[owner][:, None] + place).clamp(max=max(0, len(k) - 1))
-    return torch.where(place < counts[owner][:, None], order[at], -1), owner
-
-
 @dataclass(frozen=True)
 class Prior:
     r"""Pseudo-samples that each component has in addition to the data.
 
     Their distribution is a Gaussian with a separable covariance: that of the data along each mode, at the scale of the
-    component. The log-prior of a component is
+    component. In addition, noise is added to the moments of each component. The log-prior of a component is
 
     .. math:: \nu \Bigl\{\log|\det A| + \tfrac12 \sum_j \log d_j
               - \tfrac J2 \log\Bigl(\tfrac1J \sum_j d_j c_j\Bigr)
               - \tfrac J2 \sum_c l_c - \tfrac{JC}2 \log\Bigl(\tfrac1C \sum_c e^{-l_c}\Bigr)\Bigr\},
 
-    where `d` are the precisions, `c` the variances of the coefficients in the data, and `l` the log-contrasts. It does
-    not depend on the scale of the component.
+    where `d` are the precisions, `c` the variances of the coefficients in the data, and `l` the log-contrasts, minus
+    half of the noise's energy. The first part does not depend on the scale of the component.
     """
 
     weight: float  # number of pseudo-samples per component, as a share of the total weight of the samples
     covariances: list[Tensor]  # (I_d, I_d) per mode, of cosine coefficients
+    noise: float  # variance in every direction of noise that is added to the moments of each component
+    modes: list[int]  # modes whose whitenings are updated; there are too few samples for the others
 
     @classmethod
-    def of(cls, unit: WhitenedMixture, rotated: Tensor, weights: Tensor, weight: float) -> Prior:
-        """Build the prior from cosine coefficients (n, N), with the level removed, and their weights (n,)."""
+    def of(
+        cls, unit: WhitenedMixture, rotated: Tensor, weights: Tensor, weight: float, total: float | None = None
+    ) -> Prior:
+        """Build the prior from cosine coefficients (n, N), with the level removed, and their weights (n,).
+
+        `total` is the number of samples that the weights stand for. Default: n.
+        """
+        total = len(rotated) if total is None else total
         first = int(unit.level)
         centered = rotated - weights @ rotated
         centered[:, :first] = 0
@@ -231,7 +100,15 @@ class Prior:
             covariance = rows @ rows.T / (rows.shape[1] // len(rotated))
             covariance = covariance / covariance.diagonal().mean().clamp(min=torch.finfo(rows.dtype).tiny)
             covariances.append(covariance + _PRIOR_RIDGE * torch.eye(size).to(rows))
-        return cls(weight, covariances)
+        # Without pseudo-samples, there is only as much noise as keeps variances from vanishing.
+        noise = _noise_variance(unit, rotated, weights) if weight else SMALLEST_VARIANCE
+        modes = [
+            d
+            for d, size in enumerate(unit.shape)
+            if getattr(unit, f"whitening_{d}", None) is not None
+            and (not weight or total * rotated.shape[1] >= _FEWEST_ROWS * size**2)
+        ]
+        return cls(weight, covariances, noise / unit.n_components, modes)
 
     def moments(self, unit: WhitenedMixture) -> tuple[Tensor, list[Tensor]]:
         """Return the variances of the pseudo-samples' coefficients, and their covariances along each mode.
@@ -245,16 +122,25 @@ class Prior:
             variances = (variances[:, :, None] * each.diagonal(dim1=1, dim2=2)[:, None]).flatten(1)
         return variances[:, int(unit.level) :], inner
 
+    def noise_energies(self, unit: WhitenedMixture) -> Tensor:
+        """Return the expected squares of the coefficients of the noise, divided by their variances: (K, coefficients).
+
+        The inverse variances are averaged over the contrasts. The gates are in their first state, which is the widest.
+        """
+        inverse = torch.exp(-unit.state_log_variances())[:, :, 0].mean(1)
+        return self.noise * _squared_norms(unit) * torch.exp(unit.log_precision) * inverse[:, None]
+
     def log_density(self, unit: WhitenedMixture) -> float:
         """Return the log-prior of a mixture."""
+        noise = -0.5 * float(self.noise_energies(unit).sum())
         if not self.weight:
-            return 0.0
+            return noise
         J = unit.n_coefficients
         scale = (self.moments(unit)[0] * torch.exp(unit.log_precision)).mean(1).log()
         widest = torch.exp(-unit.log_contrast).mean(1).log()
         logs = unit.log_determinant() + 0.5 * unit.log_precision.sum(1) - 0.5 * J * scale
         logs -= 0.5 * J * (unit.log_contrast.sum(1) + unit.n_contrasts * widest)
-        return self.weight * float(logs.sum())
+        return float(self.weight * logs.sum()) + noise
 
 
 @torch.no_grad()
@@ -272,8 +158,8 @@ def maximization(unit: WhitenedMixture, found: Statistics, prior: Prior, block: 
         step = found.pull / found.precision.clamp(min=torch.finfo(found.pull.dtype).tiny)  # (K, coefficients)
         unit.offset.add_(unit.synthesize(step[:, None])[:, 0, int(unit.level) :])
         found.pull.zero_()
-    for d in range(order):
-        if block in (None, d + 1) and getattr(unit, f"whitening_{d}", None) is not None:
+    for d in prior.modes:
+        if block in (None, d + 1):
             _update_whitening(unit, found, prior, d, keep_scale=block is None)
 
 
@@ -294,17 +180,20 @@ def _update_variances(unit: WhitenedMixture, found: Statistics, prior: Prior) ->
         unit.gate_logits.copy_(found.gates.sum(1).clamp(min=tiny).log())
     log_contrast, log_precision = unit.log_contrast.clone(), unit.log_precision.clone()
     log_width = unit.log_width.clone() if unit.gate else log_contrast.new_zeros(unit.n_components, 1)
-    floor = SMALLEST_VARIANCE * _squared_norms(unit)  # (K, coefficients)
+    norms = _squared_norms(unit)  # (K, coefficients)
+    floor = SMALLEST_VARIANCE * norms
+    found_squares = found.squares.clone()
+    found_squares[:, :, 0] += prior.noise / unit.n_contrasts * norms[:, None]
     variances_before, _ = prior.moments(unit)  # (K, coefficients)
     J, extra = unit.n_coefficients, prior.weight
 
     def ratio(squares: Tensor, counts: Tensor, before: Tensor) -> Tensor:
         """Return the logarithm of a variance, or its previous value where nothing was counted."""
-        seen = (counts > tiny) & (squares > 0)
+        seen = (counts > _SMALLEST_FRACTION * counts.sum(1, keepdim=True)) & (counts > tiny) & (squares > 0)
         return torch.where(seen, (squares / counts.clamp(min=tiny)).clamp(min=tiny).log(), before)
 
     for _ in range(_ROUNDS):
-        weighted = torch.einsum("kcgj,kj->kcg", found.squares, torch.exp(log_precision))
+        weighted = torch.einsum("kcgj,kj->kcg", found_squares, torch.exp(log_precision))
         squares = (weighted * torch.exp(-log_width)[:, None]).sum(2)  # (K, C)
         squares = squares + extra * J / torch.exp(-log_contrast).mean(1, keepdim=True)
         log_contrast = ratio(squares, found.gates.sum(2) + extra * J, log_contrast)
@@ -313,7 +202,7 @@ def _update_variances(unit: WhitenedMixture, found: Statistics, prior: Prior) ->
             log_width = ratio((weighted * torch.exp(-log_contrast)[:, :, None]).sum(1), found.gates.sum(1), log_width)
             log_width = _centered(log_width, found.gates.sum(1))
         scales = torch.exp(-log_contrast[:, :, None] - log_width[:, None])
-        squares = torch.einsum("kcgj,kcg->kj", found.squares, scales)
+        squares = torch.einsum("kcgj,kcg->kj", found_squares, scales)
         scale = (variances_before * torch.exp(log_precision)).mean(1, keepdim=True)
         squares = squares + extra * variances_before / scale
         counts = share[:, None] + extra
@@ -353,7 +242,10 @@ def _update_whitening(unit: WhitenedMixture, found: Statistics, prior: Prior, d:
     curvature, J = found.curvature[d], own.shape[1]
     m = (found.share.sum(1) + prior.weight) * (math.prod(unit.shape) // unit.shape[d])  # (K,)
     if prior.weight:
-        curvature = curvature + prior.weight * _pseudo_curvature(unit, prior, d)
+        of_rows, along = _pseudo_samples(unit, prior.moments(unit), d)
+        curvature = curvature + prior.weight * of_rows[:, :, None, None] * along[:, None]
+    of_rows, along = _noise(unit, prior, d)
+    curvature = curvature + of_rows[:, :, None, None] * along[:, None]
     trace = curvature.diagonal(dim1=2, dim2=3).mean(2)[:, :, None, None]
     eye = torch.eye(J, dtype=own.dtype, device=own.device)
     curvature = curvature + _RIDGE * trace * eye
@@ -380,17 +272,34 @@ def _normalize(unit: WhitenedMixture) -> None:
             own.div_(torch.linalg.vector_norm(own, dim=2, keepdim=True))
 
 
-def _pseudo_curvature(unit: WhitenedMixture, prior: Prior, d: int) -> Tensor:
-    """Return the sums of precision times z z' over the coefficients of each row, of one pseudo-sample: (K, J, J, J)."""
+def _pseudo_samples(unit: WhitenedMixture, moments: tuple[Tensor, list[Tensor]], d: int) -> tuple[Tensor, Tensor]:
+    """Return two arrays whose product gives, for each row of mode `d`, the precision-weighted sum of z z' over one
+    pseudo-sample.
+
+    The arrays are `rows`, of shape (K, J), and a matrix for each component, of shape (K, J, J). The sum for row `i` is
+    ``rows[:, i]`` times the matrices. `moments` is the result of :meth:`Prior.moments`.
+    """
     first = int(unit.level)
-    variances, inner = prior.moments(unit)
+    variances, inner = moments
     each = torch.exp(unit.log_precision) * variances
     each = each / each.mean(1, keepdim=True)
     arrays = torch.nn.functional.pad(each, (first, 0)).reshape(-1, *unit.shape)
     of_rows = arrays.movedim(d + 1, 1).reshape(len(arrays), unit.shape[d], -1).sum(2)[:, first:]  # (K, J)
     along = inner[d][:, first:, first:]
-    of_rows = of_rows / along.diagonal(dim1=1, dim2=2)
-    return of_rows[:, :, None, None] * along[:, None]
+    return of_rows / along.diagonal(dim1=1, dim2=2), along
+
+
+def _noise(unit: WhitenedMixture, prior: Prior, d: int) -> tuple[Tensor, Tensor]:
+    """Return the factors of the sums of precision times z z' for each row of mode `d`, of the noise: (K, J), (K, J, J).
+
+    The sum for row `i` is the number ``rows[:, i]`` times the second result.
+    """
+    first = int(unit.level)
+    arrays = torch.nn.functional.pad(prior.noise_energies(unit), (first, 0)).reshape(-1, *unit.shape)
+    of_rows = arrays.movedim(d + 1, 1).reshape(len(arrays), unit.shape[d], -1).sum(2)[:, first:]  # (K, J)
+    own = unit.get_parameter(f"whitening_{d}")
+    along = own @ own.mT
+    return of_rows / along.diagonal(dim1=1, dim2=2), along
 
 
 def revive(unit: WhitenedMixture, found: Statistics, rng: RandomSource) -> int:
@@ -421,7 +330,58 @@ def revive(unit: WhitenedMixture, found: Statistics, rng: RandomSource) -> int:
     return len(dead)
 
 
+def _noise_variance(unit: WhitenedMixture, rotated: Tensor, weights: Tensor) -> float:
+    """Choose the variance of the noise by cross-validation.
+
+    Without noise, the variance would vanish in directions in which few samples vary by chance. Each fold is scored by a
+    distribution of Student with the principal axes of the modes of the other folds. The result is the smallest variance
+    whose score is about as good as the best.
+    """
+    part = torch.arange(len(rotated), device=rotated.device)[:: max(1, len(rotated) // _NOISE_SAMPLES)]
+    first = int(unit.level)
+    # Equal samples are in the same fold, so that a sample with weight 2 counts as two samples.
+    position = rotated[part].sum(1) / rotated.square().mean().sqrt().clamp(min=torch.finfo(rotated.dtype).tiny)
+    different, rank = torch.unique((position / _SAME).round(), return_inverse=True)
+    folds = min(_NOISE_FOLDS, len(different))
+    if folds < 2:
+        return SMALLEST_VARIANCE
+    fold = rank % folds
+    found = torch.logspace(math.log10(SMALLEST_VARIANCE), 0, _N_NOISES).to(rotated)
+    total = torch.zeros_like(found)
+    for held in range(folds):
+        rest, others = part[fold != held], part[fold == held]
+        w = weights[rest] / weights[rest].sum()
+        center = w @ rotated[rest]
+        axes = _mode_axes(unit, rotated[rest] - center, w)
+        matrices = [matrix[None] for matrix in axes]
+        z = mode_products((rotated - center)[part].reshape(1, -1, *unit.shape), matrices)[0, :, first:]
+        variances, squares = z[fold != held] ** 2, z[fold == held] ** 2
+        variances = w @ variances
+        for i, noise in enumerate(found):
+            noisy = variances + noise
+            energy = (1 + _FREEDOM / unit.n_coefficients) * ((squares / noisy).sum(1) / _FREEDOM).log1p()
+            total[i] -= 0.5 * weights[others] @ (energy + noisy.log().mean())
+    total = total / weights[part].sum()  # in nats per entry
+    return float(found[total >= total.max() - _TOLERABLE][0])
+
+
+def _mode_axes(unit: WhitenedMixture, deviation: Tensor, weights: Tensor) -> list[Tensor]:
+    """Return the principal axes of each mode that is whitened, and the identity for others: (I_d, I_d) each."""
+    first = int(unit.level)
+    arrays = deviation.reshape(-1, *unit.shape).clone()
+    arrays.flatten(1)[:, :first] = 0
+    found = []
+    for d, size in enumerate(unit.shape):
+        axes = torch.eye(size).to(deviation)
+        if getattr(unit, f"whitening_{d}", None) is not None:
+            rows = (arrays * weights.reshape(-1, *[1] * len(unit.shape)).sqrt()).movedim(d + 1, 0).flatten(1)[first:]
+            axes[first:, first:] = _principal_axes(rows @ rows.T)
+        found.append(axes)
+    return found
+
+
 @torch.no_grad()
+@one_thread()
 def start(unit: WhitenedMixture, rotated: Tensor, weights: Tensor, rng: RandomSource) -> None:
     """Initialize the components from weighted samples, given their cosine coefficients (n, N).
 
@@ -435,11 +395,9 @@ def start(unit: WhitenedMixture, rotated: Tensor, weights: Tensor, rng: RandomSo
     mean = weights @ rotated
     deviation = rotated - mean
     deviation[:, :first] = 0
-    arrays = deviation.reshape(-1, *unit.shape)
-    for d in range(len(unit.shape)):
+    for d, axes in enumerate(_mode_axes(unit, deviation, weights)):
         if (own := getattr(unit, f"whitening_{d}", None)) is not None:
-            rows = (arrays * weights.reshape(-1, *[1] * len(unit.shape)).sqrt()).movedim(d + 1, 0).flatten(1)[first:]
-            own.copy_(_principal_axes(rows @ rows.T).expand(own.shape))
+            own.copy_(axes[first:, first:].expand(own.shape))
     if unit.means == "own":
         centers, rotated_centers = _clusters(deviation, weights, unit.n_components, rng)
         unit.offset.copy_((mean + rotated_centers)[:, first:])
@@ -496,42 +454,44 @@ def _nearest(samples: Tensor, centers: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def gradient(unit: WhitenedMixture, found: Statistics, prior: Prior) -> dict[str, Tensor]:
+def gradient(unit: WhitenedMixture, found: Moments, prior: Prior) -> dict[str, Tensor]:
     """Return the gradient of the mean log-likelihood plus the log-prior with respect to the parameters of components.
 
     By Fisher's identity, the expected gradient under the posterior is the gradient of the likelihood, so the
-    statistics of the E-step suffice. The gradients for the whitenings are with respect to E in (I + E) A. The gradients
+    sums of the E-step suffice. The gradients for the whitenings are with respect to E in (I + E) A. The gradients
     for the means are with respect to t, where t / sqrt(d) are the whitened coefficients of the means.
     """
     share, J, extra = found.share.sum(1), unit.n_coefficients, prior.weight
     inverses = torch.exp(-unit.state_log_variances())  # (K, C, G)
-    precisions = torch.exp(unit.log_precision)  # (K, coefficients)
-    excess = 0.5 * (torch.einsum("kcgj,kj->kcg", found.squares, precisions) * inverses - found.gates)
-    squares = torch.einsum("kcgj,kcg->kj", found.squares, inverses) * precisions
-    pseudo = prior.moments(unit)[0] * precisions
+    noise = prior.noise_energies(unit)
+    excess = 0.5 * (found.energies * inverses - found.gates)
+    excess[:, :, 0] += 0.5 * noise.sum(1, keepdim=True) * inverses[:, :, 0] / inverses[:, :, 0].sum(1, keepdim=True)
+    of_prior = prior.moments(unit)
+    pseudo = of_prior[0] * torch.exp(unit.log_precision)
     pseudo = pseudo / pseudo.mean(1, keepdim=True)
     contrasts = torch.exp(-unit.log_contrast)
     contrasts = contrasts / contrasts.mean(1, keepdim=True)
     found_gradients = {
         "logits": found.share - found.share.sum() * unit.log_weights().exp(),
         "log_contrast": excess.sum(2) + 0.5 * J * extra * (contrasts - 1),
-        "log_precision": 0.5 * (share[:, None] - squares + extra * (1 - pseudo)),
+        "log_precision": 0.5 * (share[:, None] - found.squares - noise + extra * (1 - pseudo)),
     }
     if unit.gate:
         gates = found.gates.sum(1)
         found_gradients["log_width"] = excess.sum(1)
         found_gradients["gate_logits"] = gates - gates.sum(1, keepdim=True) * unit.log_gates().exp()
     if unit.means == "own":
-        found_gradients["offset"] = found.pull * torch.exp(-0.5 * unit.log_precision)
-    for d, size in enumerate(unit.shape):
-        if getattr(unit, f"whitening_{d}", None) is not None:
-            curvature = found.curvature[d]
-            if extra:
-                curvature = curvature + extra * _pseudo_curvature(unit, prior, d)
-            m = (share + extra) * (math.prod(unit.shape) // size)
-            own = curvature.diagonal(dim1=1, dim2=2).mT  # (K, J, J): precision times z, times z'
-            eye = torch.eye(own.shape[1], dtype=own.dtype, device=own.device)
-            found_gradients[f"whitening_{d}"] = m[:, None, None] * eye - own
+        found_gradients["offset"] = found.pull
+    for d in prior.modes:
+        own = found.outer[d]
+        if extra:
+            of_rows, along = _pseudo_samples(unit, of_prior, d)
+            own = own + extra * of_rows[:, :, None] * along
+        of_rows, along = _noise(unit, prior, d)
+        own = own + of_rows[:, :, None] * along
+        m = (share + extra) * (math.prod(unit.shape) // unit.shape[d])
+        eye = torch.eye(own.shape[1], dtype=own.dtype, device=own.device)
+        found_gradients[f"whitening_{d}"] = m[:, None, None] * eye - own
     return found_gradients
 
 
@@ -560,12 +520,17 @@ class Fitting:
         self.unit, self.weights, self.prior, self.rng = unit, weights, prior, rng
         self.batch_size, self.exact = batch_size, exact
         self.history: list[float] = []  # mean log-likelihood per epoch, of the parameters before each update
+        #: Increase of the objective by the last joint update, or by the last update of all blocks in turn. It is
+        #: infinite after an update that was undone and between the blocks.
+        self.gain = math.inf
         self.n_updates = 0
-        self._moments: dict[str, tuple[Tensor, Tensor]] = {}  # running means of gradients and their squares
+        self._moments: tuple[Tensor, Tensor] | None = None  # running means of all gradients and their squares
         self._former: tuple[float, dict[str, Tensor], Statistics] | None = None
-        self._careful = 0  # number of single blocks to update before all blocks are updated at once again
-        self._block = 0
+        self._reached = -math.inf  # objective from which the gain is computed
+        self._block: int | None = None  # block that was updated last, or None for all blocks
+        self._blocks: list[int] = []  # blocks to update one at a time before all blocks are updated at once again
 
+    @one_thread()
     def epoch_of_batches(
         self, rotated: Tensor, rate: float, last_rate: float, should_stop: Callable[[], bool] = lambda: False
     ) -> None:
@@ -573,29 +538,32 @@ class Fitting:
 
         The learning rate changes linearly from `rate` to `last_rate`.
         """
-        n, total = len(rotated), 0.0
+        n, total = len(rotated), rotated.new_zeros(())
         for number, rows in enumerate(self.rng.permutation(n, rotated.device).split(self.batch_size)):
-            part = self.weights[rows].sum()
-            if should_stop() or not part > 0:
-                continue
-            found = expectation(self.unit, rotated[rows], self.weights[rows] / part, exact=False)
-            total += float(part * found.log_likelihood)
+            if should_stop():
+                break
+            part = self.weights[rows].sum().clamp(min=torch.finfo(rotated.dtype).tiny)
+            found = moments(self.unit, rotated[rows], self.weights[rows] / part, exact=False)
+            total += part * found.log_likelihood
             self.n_updates += 1
             self._ascend(
                 gradient(self.unit, found, self.prior), rate + (last_rate - rate) * number * self.batch_size / n
             )
-        self.history.append(total)
+        self.history.append(float(total))
 
     def _ascend(self, gradients: dict[str, Tensor], rate: float) -> None:
         """Perform one step of Adam uphill. See :func:`gradient` for the coordinates of whitenings and means."""
-        for name, value in gradients.items():
-            first, second = self._moments.setdefault(name, (torch.zeros_like(value), torch.zeros_like(value)))
-            first.lerp_(value, 1 - _BETAS[0])
-            second.lerp_(value**2, 1 - _BETAS[1])
-            mean = first / (1 - _BETAS[0] ** self.n_updates)
-            size = (second / (1 - _BETAS[1] ** self.n_updates)).sqrt() + _SMALLEST_GRADIENT
-            own = self.unit.get_parameter(name)
-            step = rate * mean / size
+        value = torch.cat([part.flatten() for part in gradients.values()])
+        if self._moments is None:
+            self._moments = torch.zeros_like(value), torch.zeros_like(value)
+        first, second = self._moments
+        first.lerp_(value, 1 - _BETAS[0])
+        second.lerp_(value * value, 1 - _BETAS[1])
+        size = (second / (1 - _BETAS[1] ** self.n_updates)).sqrt_().add_(_SMALLEST_GRADIENT)
+        steps = first * (rate / (1 - _BETAS[0] ** self.n_updates)) / size
+        parts = steps.split([part.numel() for part in gradients.values()])
+        for (name, part), flat in zip(gradients.items(), parts, strict=True):
+            own, step = self.unit.get_parameter(name), flat.reshape(part.shape)
             if name.startswith("whitening"):
                 norm = torch.linalg.matrix_norm(step, keepdim=True)
                 step = (step * (_LARGEST_CHANGE / norm.clamp(min=_LARGEST_CHANGE))) @ own
@@ -604,6 +572,7 @@ class Fitting:
                 step = self.unit.synthesize(step[:, None])[:, 0, int(self.unit.level) :]
             own.add_(step)
 
+    @one_thread()
     def full_epoch(self, rotated: Tensor, *, update: bool = True, may_revive: bool = False) -> None:
         """Update the parameters once, from all samples. The objective never decreases, except to revive components.
 
@@ -611,27 +580,39 @@ class Fitting:
 
         All blocks of parameters are updated at once. If this lowered the objective in the previous epoch, the update is
         undone, and for a while, only one block is updated per epoch. If `update` is False, the parameters are only
-        compared with those before the previous update.
+        compared with those before the previous update. An epoch that revives components updates nothing else.
         """
         _normalize(self.unit)
-        found = expectation(self.unit, rotated, self.weights, exact=self.exact)
+        found = expectation(self.unit, rotated, self.weights, exact=self.exact, modes=self.prior.modes)
         reached = float(found.log_likelihood) + self.prior.log_density(self.unit)
-        if self._former is not None and reached < self._former[0]:
-            reached, values, found = self._former
+        former = self._former
+        undone = former is not None and reached < former[0]
+        if former is not None and undone:
+            reached, values, found = former
             self.unit.load_state_dict(values)
-            self._careful = n_blocks(self.unit)
         self.history.append(float(found.log_likelihood))
+        self.gain = math.inf
+        if undone and self._block is None:
+            self._blocks = list(range(n_blocks(self.unit)))
+        elif former is not None and not self._blocks:
+            self.gain = reached - self._reached
+        if former is None or not self._blocks:
+            self._reached = reached
         if not update:
+            self._former = None
             return
         values = {name: value.clone() for name, value in self.unit.state_dict().items()}
+        if may_revive and former is not None and revive(self.unit, found, self.rng):
+            self._former = None
+            return
         self._former = reached, values, copy.deepcopy(found)
-        if self._careful:
-            self._careful -= 1
-            maximization(self.unit, found, self.prior, self._block)
-            self._block = (self._block + 1) % n_blocks(self.unit)
-        else:
-            maximization(self.unit, found, self.prior)
-        if may_revive and revive(self.unit, found, self.rng):
+        self._block = self._blocks.pop() if self._blocks else None
+        maximization(self.unit, found, self.prior, self._block)
+
+    def undo_last_update(self) -> None:
+        """Return to the parameters before the last update, whose objective has not been computed."""
+        if self._former is not None:
+            self.unit.load_state_dict(self._former[1])
             self._former = None
 
     def forget(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -15,12 +16,12 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
 from mvrbm.couplings import Dense
-from mvrbm.devices import resolve_device
+from mvrbm.devices import one_thread, resolve_device
 from mvrbm.errors import StorageError
 from mvrbm.estimators.base import check_finite, to_array
-from mvrbm.estimators.batches import Array, model_dtype
+from mvrbm.estimators.batches import Array, masks, model_dtype
 from mvrbm.estimators.inputs import VISIBLE, ArrayInput
-from mvrbm.estimators.mixture.conditional import Conditional, in_chunks, pick
+from mvrbm.estimators.mixture.conditional import Conditional, in_chunks
 from mvrbm.estimators.mixture.em import start
 from mvrbm.estimators.mixture.incomplete import Incomplete
 from mvrbm.estimators.mixture.selection import FEWEST_SAMPLES, choose
@@ -33,6 +34,7 @@ from mvrbm.random import RandomSource
 from mvrbm.saving import read_machine, register, write_machine
 from mvrbm.units import Bernoulli, WhitenedMixture
 from mvrbm.units.base import LARGEST_PARAMETER
+from mvrbm.units.whitened import pick
 from mvrbm.validation import choice, number, truth_value, whole_number
 
 
@@ -55,9 +57,9 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     Parameters
     ----------
     n_components : int or "auto", default="auto"
-        Number of components, limited to one per 10 samples. ``"auto"`` doubles the number for as long as this improves
-        the likelihood of held-out samples, and then fits the model to all samples. With fewer than 1000 samples, it
-        uses cross-validation.
+        Number of components. Each component requires at least 10 samples. ``"auto"`` doubles the number for as long as
+        this improves the likelihood of held-out samples, and then fits the model to all samples. With fewer than 1000
+        samples, it uses cross-validation.
     n_contrasts : int, default=4
         Number of contrasts per component.
     gate : bool or "auto", default="auto"
@@ -74,17 +76,19 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     visible_shape : sequence of int, optional
         Shape of a sample, if samples are rows of features. Default: the shape of the samples.
     n_epochs : int, optional
-        Maximum number of passes over the data. Default: 15 to 200, with fewer passes for more samples. If samples are
+        Maximum number of passes over the data. Default: 5 to 200, with fewer passes for more samples. If samples are
         held out to choose other settings, training without batches ends where their likelihood was highest.
     batch_size : int, optional
-        Number of samples per update. With batches, Adam follows the exact gradient of the likelihood, and the last two
-        epochs are expectation maximization. If all samples are in one batch, all epochs are expectation maximization
-        with updates in closed form, and the likelihood of the training data plus the log-density of the parameters
-        under pseudo-samples (see `shrinkage`) never decreases. With more than 8 components, this likelihood includes
-        only the likely components of each sample. Default: all samples if there are at most 4000, and 500 otherwise.
+        Number of samples per update. With batches, Adam follows the gradient of the likelihood, and the last two epochs
+        are expectation maximization. If all samples are in one batch, all epochs are expectation maximization with
+        updates in closed form, and the likelihood of the training data plus the log-density of the parameters under
+        pseudo-samples (see `shrinkage`) never decreases. With more than 12 components, this likelihood includes only
+        the likely components of each sample. Default: all samples if there are at most 4000, and 500 otherwise.
     shrinkage : float, default=1.0
         Number of pseudo-samples per component. They have the covariances of the data along each axis, at the scale of
-        the component, and regularize components with few samples. If 0, `fit` maximizes the likelihood.
+        the component, and regularize components with few samples. In addition, noise is added to the moments of each
+        component, with a variance chosen by cross-validation, and axes with too few samples keep their principal axes.
+        If 0, there is no regularization, and `fit` maximizes the likelihood.
     tol : float, default=0.001
         Without batches, training stops if an epoch improves the mean log-likelihood by less than this.
     warm_start : bool, default=False
@@ -94,7 +98,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     device : str or torch.device, default="auto"
         Device to run on, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if one is available.
     verbose : int, default=0
-        If nonzero, show a progress bar.
+        If nonzero, show a progress bar, and before it one line per candidate if settings are chosen by validation.
 
     Attributes
     ----------
@@ -108,7 +112,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     n_components_ : int
         Number of components.
     validation_scores_ : dict of (int, bool) to float
-        Mean log-likelihood of held-out samples by number of components and gates. Set only with ``"auto"``.
+        Mean log-likelihood of held-out samples by number of components and gates. Set only if `fit` chose one of them,
+        and not saved with the model.
     interrupted_ : bool
         Whether Ctrl-C or SIGTERM stopped training.
 
@@ -192,7 +197,11 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         data, weights = data[weights > 0], weights[weights > 0]
         if len(data) < 2:
             raise ValueError(f"fit requires at least 2 samples with positive weights, got n_samples={len(data)}")
-        device, dtype = resolve_device(self.device), model_dtype({VISIBLE: data})
+        if continues:
+            center = self._fitted().center
+            device, dtype = center.device, center.dtype
+        else:
+            device, dtype = resolve_device(self.device), model_dtype({VISIBLE: data})
         samples = Samples(
             torch.from_numpy(np.ascontiguousarray(data)).to(device=device, dtype=dtype),
             torch.from_numpy(weights / weights.sum()).to(device=device, dtype=dtype),
@@ -202,8 +211,10 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         stop = Stop()
         with stop.on_interrupt():
             if continues:
-                self._check_unit(data.shape[1:])
+                self._check_unit(samples)
             else:
+                if hasattr(self, "validation_scores_"):
+                    del self.validation_scores_
                 n_components, gate, training = self._choose(samples, training, rng.split(1)[0], stop)
                 self.unit_ = self._new_unit(samples, n_components, gate, rng.split(1)[0])
                 self.history_: list[float] = []
@@ -219,20 +230,35 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         self, samples: Samples, training: Training, rng: RandomSource, stop: Stop
     ) -> tuple[int, bool, Training]:
         """Return the number of components, whether there are gates, and the training settings."""
-        n_components = None if self.n_components == "auto" else int(self.n_components)
+        n_components = self._n_components_for(samples)
         gates = [False, True] if self.gate == "auto" else [bool(self.gate)]
         if n_components is not None and len(gates) == 1:
-            most = max(1, int(samples.total) // FEWEST_SAMPLES)
-            return min(n_components, most), gates[0], training
+            return n_components, gates[0], training
         found = choose(self._new_unit, training, samples, n_components, gates, rng, stop)
         self.validation_scores_ = found.scores
         return found.n_components, found.gate, replace(training, n_epochs=found.n_epochs or training.n_epochs)
 
-    def _check_unit(self, shape: tuple[int, ...]) -> None:
+    def _n_components_for(self, samples: Samples) -> int | None:
+        """Return the number of components to fit to the samples, or None if it is chosen by validation."""
+        if self.n_components == "auto":
+            return None
+        most = max(1, int(samples.total) // FEWEST_SAMPLES)
+        if int(self.n_components) > most:
+            warnings.warn(
+                f"the mixture has {most} components instead of {self.n_components}, because each component requires "
+                f"{FEWEST_SAMPLES} samples",
+                stacklevel=5,
+            )
+        return min(int(self.n_components), most)
+
+    def _check_unit(self, samples: Samples) -> None:
         """Raise ValueError if the parameters of the estimator no longer describe the fitted mixture."""
         names = ["n_contrasts", "level", "means", "whiten"]
         wanted = {name: getattr(self, name) for name in (names if self.gate == "auto" else [*names, "gate"])}
         config = self.unit_.config()
+        n_components = self._n_components_for(samples)
+        if n_components not in (None, config["n_components"]):
+            wanted["n_components"] = self.n_components
         for name, value in wanted.items():
             if config[name] != value:
                 raise ValueError(
@@ -324,7 +350,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         def features(u: Tensor) -> Tensor:  # (n, N) -> (n, K + N)
             joint = unit.joint_log_density(u)
             share = torch.softmax(joint.flatten(1), 1).reshape(joint.shape)  # (n, K, C)
-            mean = torch.logsumexp(unit.log_gates()[:, None] + unit.state_log_variances(), 2)  # (K, C)
+            mean = unit.mean_log_variances()  # (K, C)
             scaled = torch.einsum("nkc,kc->kn", share, torch.exp(-0.5 * mean))
             z = unit.coefficients(u)[..., first:] * torch.exp(0.5 * unit.log_precision)[:, None]  # (K, n, coefficients)
             parts = [share.sum(2), (z * scaled[:, :, None]).sum(0)]
@@ -360,12 +386,15 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     def sample(self, n_samples: int = 1) -> tuple[Array, Array]:
         r"""Draw samples, and return an array of shape (n_samples, \*visible_shape) and the component of each sample.
 
-        The draws are exact and independent. They have the format of the training data.
+        The draws are exact and independent. They have the format of the training data. The result is a pair, as in
+        scikit-learn's `GaussianMixture`. Estimators that are not mixtures return the samples alone, or with labels if
+        they are trained with labels.
         """
         unit = self._fitted()
         n = whole_number(n_samples, "n_samples")
         rng = RandomSource(seed_of(self.random_state))
-        drawn = [unit.sample(unit.bias.expand(part, *unit.shape), rng) for part in _parts(unit, n)]
+        with one_thread():
+            drawn = [unit.sample(unit.bias.expand(part, *unit.shape), rng) for part in _parts(unit, n)]
         x = torch.cat(drawn)
         joint = in_chunks(unit, unit.joint_log_density, unit.rotate(x)).flatten(1)
         state = pick(torch.softmax(joint, 1), rng.uniform((n, 1), x))[:, 0]
@@ -375,6 +404,9 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
 
     def inpaint(self, X: Any, mask: Any = None, *, steps: int = 100, burn_in: int = 20) -> Array:
         """Replace unknown entries with their means given the known entries.
+
+        If missing values are all that you need, use :class:`~mvrbm.MVRBMImputer`. It chooses between this model and
+        others by their errors on entries that it hides, and reports standard deviations.
 
         Without gates, the means are exact. With gates, they are averages over Gibbs samples of components, contrasts
         and gates. The chains start from the exact conditional distribution of a model whose gates are replaced with
@@ -412,18 +444,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     def _fill(self, X: Any, mask: Any, compute: Callable[[Incomplete], Tensor]) -> Array:
         self._fitted()
         data = self._read_values(X, reset=False)
-        known = ~np.isnan(data)
-        if mask is not None:
-            known = known & self._read_mask(mask, data)
+        known = masks({} if mask is None else {VISIBLE: mask}, {VISIBLE: data}, every_layer=None)[VISIBLE].numpy()
         return self._outward(compute(self._incomplete(data, known)), like=X)
-
-    def _read_mask(self, mask: Any, data: Array) -> Array:
-        mask = np.asarray(mask)
-        if mask.dtype != bool:
-            raise ValueError(f"mask must be boolean (True where the value is known), got {mask.dtype}")
-        if mask.size not in (data.size, data[0].size):
-            raise ValueError(f"mask must have the shape of X or of one sample {data.shape[1:]}, got {mask.shape}")
-        return np.broadcast_to(mask.reshape(-1, *data.shape[1:]), data.shape)
 
     # -- data and files ---------------------------------------------------------------------------
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor
 
-from mvrbm.estimators.mixture.conditional import Conditional, pick
+from mvrbm.devices import threads_worth
+from mvrbm.estimators.mixture.conditional import Conditional
 from mvrbm.random import RandomSource
 from mvrbm.units import WhitenedMixture
+from mvrbm.units.whitened import pick
 
 
 class Incomplete:
@@ -20,14 +24,21 @@ class Incomplete:
         self.known = known.flatten(1)[self.rows]
         v = (x[self.rows] - unit.center) * torch.exp(-unit.log_scale)
         self.state = v.flatten(1).double().nan_to_num()  # (m, N): standardized, with unknown entries drawn below
-        self.law = Conditional(unit)
-        self.means = self._start()
+        with self._threads():
+            self.means = self._start()
+
+    def _threads(self) -> AbstractContextManager[int]:
+        """Limit the threads for matrices with one row and column per entry."""
+        return threads_worth(self.state.shape[1] ** 3, self.x.device)
 
     def _start(self) -> Tensor:
         """Draw the unknown entries without gates, and return their means."""
         means = self.state.clone()
         states = self.unit.n_components * self.unit.n_contrasts
         self.probabilities = means.new_zeros(len(means), states)  # of components and contrasts
+        if not len(means):
+            return means
+        self.law = Conditional(self.unit)
         patterns, which = torch.unique(self.known, dim=0, return_inverse=True)
         for number_, known in enumerate(patterns):
             rows = torch.nonzero(which == number_)[:, 0]
@@ -44,7 +55,8 @@ class Incomplete:
 
     def step(self) -> Tensor:
         """Perform one Gibbs step, and return the means from which the unknown entries were drawn."""
-        self.state, means = self.law.gibbs_step(self.state, self.known, self.rng)
+        with self._threads():
+            self.state, means = self.law.gibbs_step(self.state, self.known, self.rng)
         return means
 
     def mean(self, steps: int, burn_in: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,15 +13,17 @@ from mvrbm.estimators.mixture.training import Samples, Stop, Training
 from mvrbm.random import RandomSource
 from mvrbm.units import WhitenedMixture
 
-# Number of samples below which all samples are cross-validated, and the number of folds. Otherwise, one part is held
-# out.
+# Number of samples below which there is cross-validation, and the number of folds. Otherwise, one part is held out.
 _FEW = 1000
 _FOLDS = 4
+# Number of entries of all samples above which only this number of folds is used, because training takes long.
+_MANY_ENTRIES = 200_000
+_FEWER_FOLDS = 2
 # Fraction and maximum number of samples in that part.
 _HELD_OUT = 0.2
 _MOST_HELD_OUT = 20_000
-# Minimum number of complete samples required to choose anything.
-_FEWEST_TO_CHOOSE = 50
+# Minimum number of different complete samples required to choose anything.
+_FEWEST_TO_CHOOSE = 20
 # Maximum number of components to try, and minimum number of samples per component.
 _MOST_COMPONENTS = 256
 FEWEST_SAMPLES = 10
@@ -57,22 +60,26 @@ def choose(
     """Choose whether to use gates, the number of components if it is None, and the number of epochs.
 
     The gates are chosen for one component, or for the given number. Then the number of components is doubled for as
-    long as this improves the likelihood of held-out samples. With fewer than 50 complete samples, nothing is compared:
-    the number of components is 1 if it is None, and gates are used only if `gates` leaves no choice.
+    long as this improves the likelihood of held-out samples. With fewer than 20 different complete samples, nothing is
+    compared: the number of components is 1 if it is None, and gates are used only if `gates` leaves no choice.
     """
     most = max(1, int(samples.total) // FEWEST_SAMPLES)
     count = 1 if n_components is None else min(n_components, most)
     complete = samples.complete()
-    if len(complete) < _FEWEST_TO_CHOOSE:
+    # A sample that is repeated counts once, as does a sample with a large weight.
+    different = torch.unique(samples.values[complete[:_FEW]].flatten(1), dim=0)
+    if len(different) < _FEWEST_TO_CHOOSE:
         return Choice(count, gates[0], None, {})
     samples = samples.single()  # precise enough for a choice, and fast
-    folds = _folds(len(samples), complete[rng.permutation(len(complete), complete.device)])
+    folds = _folds(samples.values, complete[rng.permutation(len(complete), complete.device)])
     trials: dict[tuple[int, bool], _Trial] = {}
 
     def attempt(count: int, gate: bool) -> None:
         trial = _trial(make, training, samples, folds, count, gate, rng.split(1)[0], stop)
         if stop.error is None:
             trials[count, gate] = trial
+            if training.verbose:
+                print(_description(count, gate, trial.score), file=sys.stderr, flush=True)
 
     for gate in gates:
         attempt(count, gate)
@@ -87,10 +94,17 @@ def choose(
     return Choice(*best, n_epochs, {key: trial.score for key, trial in trials.items()})
 
 
-def _folds(n: int, complete: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _description(count: int, gate: bool, score: float) -> str:
+    components = "1 component" if count == 1 else f"{count} components"
+    gates = "with gates" if gate else "without gates"
+    return f"{components} {gates}: mean log-likelihood of held-out samples is {score:.4f} nats"
+
+
+def _folds(x: Tensor, complete: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return pairs of indices of training samples and of held-out samples, which are complete."""
+    n = len(x)
     if n < _FEW:
-        parts = complete.tensor_split(_FOLDS)
+        parts = complete.tensor_split(_FOLDS)[: _FOLDS if x.numel() <= _MANY_ENTRIES else _FEWER_FOLDS]
     else:
         parts = (complete[: min(int(_HELD_OUT * len(complete)), _MOST_HELD_OUT)],)
     folds = []

@@ -10,16 +10,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mvrbm.estimators.mixture.conditional import in_chunks
-from mvrbm.estimators.mixture.em import MOST_CANDIDATES, Fitting, Prior
+from mvrbm.devices import one_thread
+from mvrbm.estimators.mixture.em import Fitting, Prior
 from mvrbm.estimators.mixture.incomplete import Missing
+from mvrbm.estimators.mixture.posterior import MOST_CANDIDATES, likely_log_density
 from mvrbm.interrupt import finish_on_interrupt
 from mvrbm.random import RandomSource
 from mvrbm.units import WhitenedMixture
 
-# Number of samples visited in the default number of epochs, and the limits of that number of epochs.
-_VISITS = 3_000_000
-_FEWEST_EPOCHS, _MOST_EPOCHS = 15, 200
+# Limits of the default number of epochs. With batches, they visit a number of samples that grows with the number of
+# components.
+_VISITS, _VISITS_PER_COMPONENT = 250_000, 35_000
+_FEWEST_EPOCHS, _MOST_EPOCHS = 5, 200
+# Fraction of these visits in runs that only choose settings.
+_TRIAL = 0.3
 # Number of epochs of expectation maximization after epochs of batches.
 _FULL_EPOCHS = 2
 # Number of epochs of expectation maximization that may revive components.
@@ -95,10 +99,10 @@ class Course:
     converged: bool = False
 
 
+@one_thread()
 def log_likelihood(unit: WhitenedMixture, samples: Samples) -> float:
-    """Return the weighted mean log-density of complete samples."""
-    logs = torch.logsumexp(in_chunks(unit, unit.joint_log_density, unit.rotate(samples.values)).flatten(1), 1)
-    return float(samples.weights @ logs)
+    """Return the weighted mean log-density of complete samples under their likely components and contrasts."""
+    return float(samples.weights @ likely_log_density(unit, unit.rotate(samples.values)))
 
 
 @dataclass(frozen=True)
@@ -122,18 +126,22 @@ class Training:
         from tqdm import tqdm
 
         x, n = samples.values, len(samples)
-        epochs = self.n_epochs or min(max(_VISITS // n, _FEWEST_EPOCHS), _MOST_EPOCHS)
         batch_size = self.batch_size or (n if n <= _MOST_AT_ONCE else _BATCH_SIZE)
+        batches = n > batch_size
+        epochs = self.n_epochs or _MOST_EPOCHS
+        if batches and self.n_epochs is None:
+            visits = (_VISITS + _VISITS_PER_COMPONENT * unit.n_components) * (1 if held is None else _TRIAL)
+            epochs = min(max(math.ceil(visits / n), _FEWEST_EPOCHS), _MOST_EPOCHS)
         missing = Missing(unit, x, rng) if bool(torch.isnan(x).any()) else None
         rotated = unit.rotate(x) if missing is None else missing.rotated()
-        prior = Prior.of(unit, rotated, samples.weights, self.shrinkage / samples.total)
-        exact = held is None and n <= batch_size and unit.n_components <= MOST_CANDIDATES
+        prior = Prior.of(unit, rotated, samples.weights, self.shrinkage / samples.total, samples.total)
+        exact = held is None and not batches and unit.n_components <= MOST_CANDIDATES
         fitting = Fitting(unit, samples.weights, batch_size, prior, rng, exact=exact)
         course = Course(fitting.history)
         last = epochs - 1
         # Batches are followed by epochs of all samples, unless there is only one epoch.
-        batch_epochs = epochs - min(_FULL_EPOCHS, last) if n > batch_size else 0
-        with tqdm(total=epochs, unit="epoch", disable=not self.verbose) as bar:
+        batch_epochs = epochs - min(_FULL_EPOCHS, last) if batches else 0
+        with tqdm(total=epochs, unit="epoch", disable=held is not None or not self.verbose) as bar:
             for epoch in range(epochs):
                 if stop.error is not None:
                     break
@@ -149,15 +157,16 @@ class Training:
                     )
                 bar.update()
                 bar.set_postfix(score=f"{fitting.history[-1]:.4f}")
-                if held is not None and (not batch_epochs or epoch == last):
+                if held is not None and (not batches or epoch == last):
                     course.held_out.append(log_likelihood(unit, held))
                     recent = course.held_out[-_PATIENCE:]
                     before = course.held_out[:-_PATIENCE]
                     if before and max(recent) < max(before) + _WORTHWHILE * x[0].numel():
                         break
-                *_, former, latest = [math.nan, *fitting.history]
-                complete = n <= batch_size and missing is None and epoch >= _SETTLED_EPOCHS
-                if complete and latest - former < self.tol and epoch < last:
+                complete = not batches and missing is None and epoch >= _SETTLED_EPOCHS
+                if complete and fitting.gain < self.tol and epoch < last:
                     course.converged = True
                     break
+        if missing is None:
+            fitting.undo_last_update()
         return course
