@@ -74,7 +74,7 @@ def test_a_picture_in_color_stays_in_color(command, stripes, channels):
     [
         (("absent.npy", "o.npy", "--model", "model"), 1, "no such file"),
         (("noisy.npy", "o.npy", "--model", "absent"), 1, "absent"),
-        (("noisy.npy", "o.txt", "--model", "model"), 1, "must end in one of"),
+        (("noisy.npy", "o.txt", "--model", "model"), 1, "must end in"),
         (("noisy.npy", "o.npy"), 1, "(H, W, 4), but noisy.npy has shape (100, 8, 8); use --model"),
         (("wrong.npy", "o.png"), 1, "float images must have values from 0 to 1, got 0 to 255"),
         (

@@ -79,6 +79,7 @@ def test_what_was_made_of_columns_is_said(place, capsys):
     assert main(["impute", "mixed.csv:-a", "filled.csv", "--quiet"]) == 0
     shown, notes = capsys.readouterr()
     assert "columns ['text'] are excluded from the model" in notes
+    assert "To use them as categories, use --categorical (mvrbm impute)" in notes
     assert "columns dropped because no entry is known: empty\n" in shown
     assert "treated as numeric (see --categorical): code\n" in shown
     filled = (place / "filled.csv").read_text().splitlines()
@@ -98,6 +99,38 @@ def test_dates_are_numbers_and_come_back_in_their_format(place, capsys):
     assert abs(pandas.to_datetime(filled["day"], format="%d %B %Y")[30] - pandas.Timestamp("2020-02-19")).days <= 3
     assert main(["impute", "dated.csv", "again.csv", "--model", "model"]) == 0
     assert (place / "again.csv").read_text() == (place / "filled.csv").read_text()
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_known_entries_are_written_as_they_are(place, capsys, kind):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    rng = np.random.default_rng(0)
+    lines = [
+        f'{1234567 + n},{f"0{n + 10}" if n != 5 else ""},{n % 2 == 0},{x:.3f}0,{"NA" if n % 3 else "DE"},"a, b"'
+        for n, x in enumerate(rng.normal(size=40))
+    ]
+    lines[7] = "1234574,017,,NA,,"
+    text = "\n".join(["id,zip,flag,x,country,words", *lines])
+    (place / "ids.csv").write_text(text)
+    if kind == "parquet":
+        frame = pandas.read_csv("ids.csv", keep_default_na=False, na_values=[""])
+        frame["x"] = pandas.to_numeric(frame["x"], errors="coerce")
+        frame.to_parquet("ids.parquet")
+    assert main(["impute", f"ids.{kind}", "filled.csv", "--quiet"]) == 0
+    shown, notes = capsys.readouterr()
+    assert "5 of 240 entries were missing" in shown
+    assert "columns country contain text such as NA or None, which is treated as a category" in notes
+    given = pandas.read_csv("ids.csv", dtype=str, keep_default_na=False)
+    filled = pandas.read_csv("filled.csv", dtype=str, keep_default_na=False)
+    holes = (given == "") | (given["x"] == "NA").to_numpy()[:, None] & (given.columns == "x")
+    assert (filled != "").all(axis=None)
+    if kind == "csv":
+        pandas.testing.assert_frame_equal(filled.mask(holes), given.mask(holes))
+    else:  # numbers in a Parquet file have no leading or trailing zeros
+        names = ["id", "flag", "country", "words"]
+        pandas.testing.assert_frame_equal(filled[names].mask(holes[names]), given[names].mask(holes[names]))
+        assert filled["zip"][3] == "13"
 
 
 @pytest.mark.parametrize(
@@ -157,3 +190,19 @@ def test_bad_input_gives_one_line(place, capsys, arguments, message):
     errors = capsys.readouterr().err.strip()
     assert message in errors
     assert errors.count("\n") == 0
+
+
+def test_columns_have_the_same_types_as_in_the_training_data(place, capsys):
+    pytest.importorskip("pandas")
+    kinds = [("1", "2", "A")[n % 3] for n in range(60)]
+    rows = [f"{kind if n % 7 else ''},{5 * 'A12'.index(kind) + n % 4 / 10}" for n, kind in enumerate(kinds)]
+    (place / "all.csv").write_text("\n".join(["kind,x", *rows]))
+    (place / "some.csv").write_text("kind,x\n1,5.1\n,5.2\n2,10.2\n,10.1\n")
+    assert main(["impute", "some.csv", "a.csv", "--train", "all.csv", "--save", "model", "--quiet"]) == 0
+    assert main(["impute", "some.csv", "b.csv", "--model", "model"]) == 0
+    expected = "kind,x\n1,5.1\n1,5.2\n2,10.2\n2,10.1\n"
+    assert (place / "a.csv").read_text() == expected
+    assert (place / "b.csv").read_text() == expected
+    (place / "other.csv").write_text("kind,x\nB,5.1\n")
+    assert main(["impute", "other.csv", "c.csv", "--model", "model"]) == 1
+    assert "such as 'B'; replace them with missing values, or train on data" in capsys.readouterr().err

@@ -75,7 +75,8 @@ def test_a_contact_sheet_has_the_given_number_of_columns(mvrbm, place, trained, 
     code, _, err = mvrbm(f"{command} out.png --columns 4")
     assert code == 0, err
     height, width = read_array("out.png").shape[1:]
-    tile = (4, 10) if "--maps" in command else (4, 5)  # a map is shown to the right of its sample
+    # A map is shown to the right of its sample, and both are enlarged six times.
+    tile = (6 * 3 + 1, 6 * 9 + 1) if "--maps" in command else (4, 5)
     assert height / width == (2 * tile[0] - 1) / (4 * tile[1] - 1)
     code, _, err = mvrbm(f"{command} out.npy --columns 4 --force")
     assert code == 2

@@ -11,7 +11,7 @@ import mvrbm as package
 from mvrbm import MVRBM, ClassificationMVRBM, MVRBMImputer, MVRBMOutlierDetector, ReplicatedSoftmax, cli
 from mvrbm.cli.options import Recipe
 from mvrbm.io.documents import read_documents
-from mvrbm.pages import demo
+from mvrbm.pages import demo_report
 from mvrbm.training import RECIPES
 
 GROUP = typer.main.get_command(cli.app)
@@ -48,8 +48,8 @@ SAME_DEFAULTS = [
     ("outliers", "epochs", MVRBMOutlierDetector, "n_epochs"),
     ("impute", "epochs", MVRBMImputer, "n_epochs"),
     ("export", "method", package.export.to_onnx, "method"),
-    ("demo", "seed", demo.run, "seed"),
-    ("demo", "quick", demo.run, "quick"),
+    ("demo", "seed", demo_report.run, "seed"),
+    ("demo", "quick", demo_report.run, "quick"),
     *(
         ("train", ours, MVRBM, theirs)
         for ours, theirs in [

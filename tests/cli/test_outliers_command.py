@@ -10,6 +10,7 @@ from PIL import Image
 
 import mvrbm
 from mvrbm.cli import main
+from mvrbm.cli import outliers as outliers_command
 
 
 @pytest.fixture
@@ -45,10 +46,10 @@ def test_scores_and_maps_are_those_of_the_detector_that_is_saved(place, capsys):
     assert capsys.readouterr().err == "error: samples must have shape (4, 8), got (4, 5)\n"
     assert main(["outliers", "mixed.npy", "o.npy", "--model", "detector", "--device", "cpu", "--maps", "maps.png"]) == 0
     sheet = np.asarray(Image.open("maps.png"))
-    times = sheet.shape[1] // (7 * 18 - 1)  # 40 pairs of 17 pixels and a border, 7 in a row
-    assert times == 3
-    small = sheet[::times, ::times]
-    np.testing.assert_array_equal(sheet, small.repeat(times, 0).repeat(times, 1))
+    # 40 pairs of 4x17 entries, 4 in a row, enlarged four times and with a border. The sheet is then enlarged twice.
+    assert sheet.shape == (2 * (10 * 17 - 1), 2 * (4 * 69 - 1))
+    small = sheet[:32:8, :136:8]
+    np.testing.assert_array_equal(sheet[:32, :136], small.repeat(8, 0).repeat(8, 1))
     np.testing.assert_array_equal(small[:4, :8], 255 * mixed[7])  # the most unusual sample comes first
     found, explained = small[:4, 9:17].ravel(), detector.explain(mixed[7:8]).ravel()
     assert found[explained.argmax()] == found.max()  # bytes of similar values can be equal
@@ -120,3 +121,59 @@ def test_text_columns_of_a_table_are_categories(capsys):
     np.testing.assert_allclose(np.load("some.npy"), np.load("scores.npy")[5:9], atol=1e-6)
     assert main(["outliers", "table.csv", "o.npy", *with_model, "--maps", "maps.png"]) == 1
     assert "must be a .npy file because table.csv has text columns" in capsys.readouterr().err
+
+
+def test_columns_have_the_same_types_as_in_the_training_data(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kinds = [("1", "2", "A")[n % 3] for n in range(60)]
+    rows = [f"{kind},{5 * 'A12'.index(kind) + n % 7 / 10}" for n, kind in enumerate(kinds)]
+    Path("all.csv").write_text("\n".join(["kind,x", *rows]))
+    Path("some.csv").write_text("\n".join(["kind,x", *(row for row in rows if not row.startswith("A"))]))
+    frame = pd.read_csv("all.csv", dtype={"kind": str})
+    pd.read_csv("some.csv").to_parquet("some.parquet")
+    expected = mvrbm.MVRBMOutlierDetector(random_state=0, device="cpu").fit(frame)
+    expected = expected.decision_function(frame[frame["kind"] != "A"])
+    assert (expected < 0).sum() <= 2
+    assert main(["outliers", "some.csv", "a.npy", "--train", "all.csv", "--save", "detector", "--device", "cpu"]) == 0
+    for source in ("some.csv", "some.parquet"):
+        assert main(["outliers", source, f"{source}.npy", "--model", "detector", "--device", "cpu"]) == 0
+        assert capsys.readouterr().out.endswith("; categorical columns: kind\n")
+        np.testing.assert_allclose(np.load(f"{source}.npy"), expected, atol=1e-6)
+    np.testing.assert_allclose(np.load("a.npy"), expected, atol=1e-6)
+
+
+def test_the_treatment_of_columns_is_that_of_the_detector(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"c{n},{'ab'[n % 2]},2020-01-{n % 28 + 1:02},{n % 5}" for n in range(60)]
+    Path("t.csv").write_text("\n".join(["id,city,sold,x", *rows]))
+    assert main(["outliers", "t.csv", "s.npy", "--save", "detector", "--device", "cpu"]) == 0
+    shown, notes = capsys.readouterr()
+    assert "columns ['id'] are excluded" in notes
+    assert shown.endswith("; categorical columns: city; columns of dates: sold\n")
+    Path("new.csv").write_text("id,city,sold,x\n1,a,,3\n2,b,,4\n")  # no text in id, and no known dates
+    assert main(["outliers", "new.csv", "n.npy", "--model", "detector", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["categorical columns"] == ["city"]
+    assert shown["columns of dates"] == ["sold"]
+
+
+def test_one_extreme_entry_does_not_darken_the_other_maps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(60, 5, 80))
+    np.save("wide.npy", x)
+    maps = np.random.default_rng(1).exponential(size=x.shape)
+    maps[0, 0, 0] = 1e6
+
+    class Detector:
+        visible_shape_ = (5, 80)
+
+        def explain(self, samples):
+            return maps
+
+    outliers_command._write_maps(Path("maps.png"), Detector(), x, list(range(60)), False, None)
+    sheet = np.asarray(Image.open("maps.png"))
+    assert sheet.shape == (30 * 21 - 1, 2 * 645 - 1)  # entries of 4x4 pixels, pairs of 20x644
+    shown = sheet[:20:4, 324:644:4]
+    limit = np.percentile(maps, 99)
+    expected = np.rint(255 * ((maps[0] - maps.min()) / (limit - maps.min())).clip(max=1))
+    np.testing.assert_array_equal(shown, expected)

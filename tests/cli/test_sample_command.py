@@ -125,3 +125,30 @@ def test_models_that_come_with_the_package_are_taken_by_name(mvrbm):
     code, out, err = mvrbm("sample digit b.png")
     assert (code, out) == (1, "")
     assert err == "error: digit does not exist and is not the name of an included model (digits, labeled-digits)\n"
+
+
+def test_labels_of_samples_are_written(mvrbm, place):
+    details = found(mvrbm("sample named a.npy -n 40 --steps 5 --labels-out labels.npy --json"))
+    assert details["labels"] == "labels.npy"
+    drawn, labels = package.load("named", "cpu").set_params(random_state=0).sample(40, steps=5)
+    np.testing.assert_array_equal(np.load("a.npy"), drawn)
+    np.testing.assert_array_equal(np.load("labels.npy"), labels)
+    assert set(labels) == set(NAMES)
+    for command, message in (
+        ("sample named b.npy --labels-out labels.npy", "labels.npy already exists; use --force to replace it"),
+        ("sample named b.npy --labels-out labels.png", "labels.png"),
+        ("sample plain b.npy --labels-out l.npy", "--labels-out requires a model trained with --labels, but"),
+    ):
+        code, _, err = mvrbm(command)
+        assert code != 0
+        assert message in err
+        assert not Path("b.npy").exists()
+
+
+def test_models_with_commands_of_their_own_name_them(mvrbm, place):
+    package.SequenceRBM(3, n_epochs=1, random_state=0).fit(["ACDE", "CDEA", "DEAC"] * 10).save("letters")
+    package.ReplicatedSoftmax(3, n_epochs=1).fit(np.eye(8)).save("topics")
+    for folder, command in (("letters", "mvrbm sequences"), ("topics", "mvrbm topics")):
+        for call in ("transform {} data.npy o.npy", "sample {} o.npy", "score {} data.npy o.npy"):
+            code, _, err = mvrbm(call.format(folder))
+            assert (code, f"which is not a model of arrays; use {command} or the Python interface" in err) == (1, True)

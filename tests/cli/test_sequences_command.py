@@ -167,7 +167,7 @@ ERRORS = [
     (["sample", "digits", "--out", "new.fasta"], "digits contains a model of class MVRBM; train a model with", 1),
     (["score", "model", "unequal.fasta", "scores.csv"], "unequal.fasta, line 3", 1),
     (["score", "model", "short.fasta", "scores.csv"], "the sequences have 3 sites, but the model has 6", 1),
-    (["score", "model", "family.fasta", "scores.txt"], "scores.txt must end in one of .csv", 1),
+    (["score", "model", "family.fasta", "scores.txt"], "scores.txt must end in .csv", 1),
 ]
 
 

@@ -130,7 +130,7 @@ MISTAKES = [
     ("a model of another kind", None, PHOTO.replace("x2", "mvrbm"), 1, "models/mvrbm does not contain a SuperResolver"),
     ("a damaged model", damaged_model, PHOTO, 1, "model.safetensors"),
     ("output is there", None, "superres photo.png photo.png", 1, "photo.png already exists; use --force to replace it"),
-    ("output of unknown kind", None, "superres photo.png out.gif", 1, "out.gif must end in one of .png, .jpg"),
+    ("output of unknown kind", None, "superres photo.png out.gif", 1, "out.gif must end in .png, .jpg"),
     (
         "--self-ensemble for nothing",
         None,

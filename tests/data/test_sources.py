@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource
 from mvrbm.data.sources import as_source
+from mvrbm.io.shards import DatasetRows
 from mvrbm.models import mvrbm
 from mvrbm.training import Callback, Recipe, Trainer
 
@@ -270,6 +271,9 @@ ONE_LAYER_ERRORS = [
     ("mask without samples", bits(), {"mask": np.ones((3, 4), dtype=bool)}, r"must have the data's shape \(50, 3, 4\)"),
     ("mask of numbers", bits(), {"mask": np.ones((50, 3, 4))}, "masks must be boolean"),
     ("mask of a foreign layer", bits(), {"mask": {"label": np.ones((50, 3, 4), dtype=bool)}}, r"\['label'\]"),
+    ("list of arrays", [bits(20), bits(30)], {}, "the data is a list of 2 arrays, but one array with samples"),
+    ("array and labels", (bits(), np.zeros(50)), {}, "the data is a tuple of 2 arrays.*leave out labels"),
+    ("list of masks", bits(), {"mask": [np.ones((50, 3, 4), dtype=bool)]}, "the mask is a list of 1 arrays"),
     (
         "mask with a dataset",
         Items(bits(), lambda i: i),
@@ -308,6 +312,91 @@ def test_wrong_values_late_in_the_data_are_found_in_the_first_pass():
     x[-2] = 5  # beyond the samples that the start looks at
     with pytest.raises(ValueError, match="got 0 to 5"):
         Trainer(mvrbm((2, 2), (2, 2)), Recipe(batch_size=5000)).fit(x, 1, initialize=True)
+
+
+class BadLater(Dataset):
+    """Samples that are valid when they are read once or twice, as after a random augmentation with an error."""
+
+    def __init__(self, value, reads=120):
+        self.value, self.reads, self.x = value, reads, bits()
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        self.reads -= 1
+        return self.x[i] if self.reads > 0 else np.full_like(self.x[i], self.value)
+
+
+class BadStream(IterableDataset):
+    def __init__(self, value):
+        self.items = BadLater(value, reads=150)
+
+    def __iter__(self):
+        return (torch.from_numpy(self.items[i]) for i in range(50))
+
+
+LATER = {
+    "dataset": lambda value: BadLater(value),
+    "loader": lambda value: DataLoader(BadLater(value, reads=150), batch_size=10),
+    "stream": BadStream,
+    "rows": lambda value: DatasetRows(BadLater(value)),
+}
+
+
+@pytest.mark.parametrize("kind", LATER)
+@pytest.mark.parametrize("value", [9.0, np.nan])
+def test_wrong_values_in_a_later_epoch_are_found(kind, value):
+    trainer = Trainer(mvrbm((3, 4), (2, 3)), RECIPE)
+    with pytest.raises(ValueError, match="NaN or infinite" if np.isnan(value) else "require values from 0 to 1"):
+        trainer.fit(LATER[kind](value), 6)
+    assert trainer.epoch >= 1
+
+
+def test_wrong_values_in_samples_with_small_weights_are_found(monkeypatch):
+    monkeypatch.setattr("mvrbm.data.sources.MOMENT_SAMPLES", 10)
+    x = bits(100)
+    x[50] = 9
+    trainer = Trainer(mvrbm((3, 4), (2, 3)), RECIPE)
+    trainer.sample_weight = np.where(np.arange(100) == 50, 0.1, 1)  # drawn in one of ten epochs
+    with pytest.raises(ValueError, match="require values from 0 to 1"):
+        trainer.fit(x, 60)
+    assert trainer.epoch >= 1
+
+
+def test_wrong_values_before_the_resumed_batch_are_found(monkeypatch):
+    monkeypatch.setattr("mvrbm.data.sources.MOMENT_SAMPLES", 4)
+    x = bits(64)
+    order = Trainer(mvrbm((3, 4), (2, 3)), seed=5).order_rng.at_step(0).permutation(64)
+    first = next(int(row) for row in order[:16] if row % 21)  # not among rows 0, 21, 42 and 63
+    x[first] = 9  # in the first batch, which the next trainer skips
+    trainer = Trainer(mvrbm((3, 4), (2, 3)), RECIPE, seed=5)
+    trainer.state.batch = 1
+    with pytest.raises(ValueError, match="require values from 0 to 1"):
+        trainer.fit(x, 3)
+    assert trainer.epoch == 1
+
+
+@pytest.mark.parametrize("how", [{"mask": np.ones((50, 3, 4), dtype=bool)}, {"nan_is_missing": True}])
+def test_arguments_that_a_source_would_ignore_are_errors(how):
+    machine = mvrbm((3, 4), (2, 3))
+    with pytest.raises(ValueError, match="have no effect on a source"):
+        Trainer(machine).fit(as_source(bits(), machine), 1, **how)
+
+
+OTHER_MACHINES = {
+    "unit": lambda: BoltzmannMachine(Gaussian((3, 4)), Bernoulli((2, 3)), Kronecker()),
+    "name": lambda: BoltzmannMachine({"image": Bernoulli((3, 4))}, Bernoulli((2, 3)), {"image": Kronecker()}),
+    "dtype": lambda: mvrbm((3, 4), (2, 3)).double(),
+}
+
+
+@pytest.mark.parametrize("change", OTHER_MACHINES)
+def test_a_source_for_other_layers_is_an_error(change):
+    source = as_source(bits(), mvrbm((3, 4), (2, 3)))
+    with pytest.raises(ValueError, match="the source was created for another machine"):
+        Trainer(OTHER_MACHINES[change]()).fit(source, 1)
+    assert Trainer(mvrbm((3, 4), (4, 4))).fit(source, 1).epoch == 1  # the hidden layer may differ
 
 
 def test_pickled_arrays_are_not_opened(tmp_path):

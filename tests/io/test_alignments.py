@@ -117,6 +117,13 @@ def test_ambiguous_letters_become_gaps_with_a_note():
         assert as_alignment(["ACGN", "ACGU"]).alphabet == ALPHABETS["rna"]
 
 
+def test_names_may_follow_two_marks(tmp_path):
+    (tmp_path / "family.fasta").write_text(">>S1 domain\nACDE\n>S2\nACDF\n")
+    alignment = read_alignment(tmp_path / "family.fasta")
+    assert alignment.names == ["S1", "S2"]
+    assert alignment.sequences == ["ACDE", "ACDF"]
+
+
 def test_repeated_names_are_noted(tmp_path):
     (tmp_path / "family.fasta").write_text(">a\nMK\n>b\nMK\n>a\nMW\n")
     with pytest.warns(AlignmentWarning, match=r"1 names occur more than once \(a\); all sequences are kept"):

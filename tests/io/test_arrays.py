@@ -125,15 +125,14 @@ def test_samples_are_bytes_or_floats_with_at_least_two_axes(tmp_path):
 # -- masks ------------------------------------------------------------------------------------------
 
 
-def test_nan_marks_missing_entries_if_asked():
+def test_nan_marks_missing_entries():
     samples = np.array([[0.0, np.nan], [1.0, 2.0]])
-    assert known_entries(samples, nan_is_missing=True).tolist() == [[True, False], [True, True]]
-    assert known_entries(samples[1:], nan_is_missing=True) is None
-    assert known_entries(np.ones((2, 2), np.uint8), nan_is_missing=False) is None
-    with pytest.raises(InputError, match="1 entry is NaN or infinite"):
-        known_entries(samples, nan_is_missing=False)
-    with pytest.raises(InputError, match="2 entries are NaN or infinite"):
-        known_entries(np.array([[np.inf, np.nan]]), nan_is_missing=True)
+    assert known_entries(samples).tolist() == [[True, False], [True, True]]
+    assert known_entries(samples[1:]) is None
+    assert known_entries(np.ones((2, 2), np.uint8)) is None
+    for infinite, message in ((1, "1 entry is infinite"), (2, "2 entries are infinite")):
+        with pytest.raises(InputError, match=message):
+            known_entries(np.array([[np.inf] * infinite + [np.nan]]))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,12 @@ def test_masks_are_booleans_for_one_sample_or_for_all(tmp_path):
         np.testing.assert_array_equal(read_mask(tmp_path / "mask.npy", (2, 3, 4)), known)
         np.save(tmp_path / "mask.npy", values[1].ravel())
         np.testing.assert_array_equal(read_mask(tmp_path / "mask.npy", (2, 3, 4)), known[1])
-    for values, message in [(ARRAY, "not a mask"), (ARRAY[:, 1:] > 0, "a mask must have the shape")]:
+    for values, message in [
+        (ARRAY, "not a mask"),
+        (ARRAY[:, 1:] > 0, "a mask must have the shape"),
+        (known.swapaxes(1, 2), "a mask must have the shape"),
+        (known[0].T, r"but .* has shape \(4, 3\)"),
+    ]:
         np.save(tmp_path / "mask.npy", values)
         with pytest.raises(InputError, match=message):
             read_mask(tmp_path / "mask.npy", (2, 3, 4))

@@ -114,14 +114,63 @@ def test_a_parquet_dictionary_that_claims_gigabytes_raises(tmp_path, claim):
         read_array(path)
 
 
-def test_whole_numbers_up_to_255_are_bytes(tmp_path):
-    rows = pd.DataFrame([[0, 255], [7, 9]])
-    rows.to_csv(tmp_path / "bytes.csv", index=False)
-    assert read_samples(tmp_path / "bytes.csv").dtype == np.uint8
-    (rows // 2).to_csv(tmp_path / "counts.csv", index=False)
-    assert read_samples(tmp_path / "counts.csv").dtype == np.float64
+@pytest.mark.parametrize("largest", [254, 255, 256])
+def test_the_largest_value_does_not_change_the_type(tmp_path, largest):
+    """If it did, the same values would be divided by 255 in one file and not in another."""
+    rows = pd.DataFrame([[0, largest], [7, 9]], columns=["a", "b"])
+    rows.to_csv(tmp_path / "numbers.csv", index=False)
+    found = read_samples(tmp_path / "numbers.csv")
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, rows)
     pd.DataFrame(np.eye(3, dtype=int)).to_csv(tmp_path / "one-hot.csv", index=False)
     np.testing.assert_array_equal(read_labels(tmp_path / "one-hot.csv"), np.eye(3))
+
+
+@pytest.mark.parametrize("marker", sorted(tables.MISSING))
+def test_a_first_row_with_missing_entries_is_no_header(tmp_path, marker):
+    path = tmp_path / "t.csv"
+    path.write_text(f"1,{marker},3\n4,5,6\n")
+    frame = tables.read_table(path)
+    np.testing.assert_array_equal(frame, [[1, np.nan, 3], [4, 5, 6]])
+    path.write_text(f"1,{marker},x\n4,5,6\n")
+    assert list(tables.read_table(path).columns)[::2] == ["1", "x"]
+
+
+def test_markers_are_those_of_pandas():
+    from pandas._libs.parsers import STR_NA_VALUES
+
+    assert STR_NA_VALUES == tables.MISSING
+
+
+def test_markers_are_missing_numbers_and_dates_but_not_missing_text(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,day,country,flag\n1,2020-01-01,NA,True\nNA,None,,NA\n3,2020-01-03,DE,False\n")
+    frame = tables.read_table(path)
+    assert frame["x"].isna().tolist() == [False, True, False]
+    assert frame["x"].dtype == np.float64
+    assert frame["day"].isna().tolist() == [False, True, False]
+    assert frame["flag"].isna().tolist() == [False, True, False]
+    assert frame["country"].isna().tolist() == [False, True, False]
+    assert frame["country"].dropna().tolist() == ["NA", "DE"]
+    fields = tables.read_fields(path, "x,flag")
+    assert fields.to_numpy().tolist() == [["1", "True"], ["NA", "NA"], ["3", "False"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "warns"),
+    [
+        ("5.1,3.5,setosa\n4.9,,virginica\n", True),
+        ("name,2019,2020\nAnn,1,2\n", True),
+        ("id,name\n1,Ann\n", False),
+        ("a,b\nx,y\n", False),
+        ("0,1,2\n5,6,7\n", False),
+        ("1,2\n3,4\n", False),
+    ],
+)
+def test_a_header_that_looks_like_data_warns(tmp_path, recwarn, text, warns):
+    (tmp_path / "t.csv").write_text(text)
+    tables.read_table(tmp_path / "t.csv")
+    assert ["read as column names, but looks like" in str(warning.message) for warning in recwarn] == [True] * warns
 
 
 def test_invalid_tables_raise(tmp_path):
@@ -212,3 +261,33 @@ def test_the_first_column_is_never_an_index(tmp_path):
     path.write_text("a,b\n1,2,3\n4,5,6\n")
     with pytest.raises(InputError, match="rows with more than 2 fields, the number of fields in its first line"):
         tables.read_table(path)
+
+
+def test_a_long_field_in_the_second_line_is_read(tmp_path):
+    """The csv module, which reads the first two lines, limits the length of fields."""
+    path = tmp_path / "t.csv"
+    path.write_text(f"id,text\n1,{'word ' * 60_000}\n2,x\n")
+    assert tables.read_table(path)["text"].str.len().tolist() == [300_000, 1]
+
+
+def test_numbers_can_be_read_as_text(tmp_path):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "t.csv"
+    path.write_text("x,code,flag\n1,01,True\n2,,False\n3,NA,True\n")
+    frame = tables.read_table(path, text=["code", "flag", "other"])
+    assert frame["x"].tolist() == [1, 2, 3]
+    assert frame["code"].isna().tolist() == [False, True, False]
+    assert frame["code"].dropna().tolist() == ["01", "NA"]
+    assert frame["flag"].tolist() == ["True", "False", "True"]
+    path.write_text("5,1\n6,2\n")
+    assert tables.read_table(path, text=["1"])["1"].tolist() == ["1", "2"]
+    pd.DataFrame({"x": [1, 2], "code": [7, np.nan]}).to_parquet(tmp_path / "t.parquet")
+    frame = tables.read_table(tmp_path / "t.parquet", text=["code"])
+    assert frame["code"].dropna().tolist() == ["7"]
+    assert frame["code"].isna().tolist() == [False, True]
+
+
+def test_a_column_of_a_large_file_has_one_type(tmp_path):
+    """Without low_memory=False, pandas would read the first 524,288 fields as numbers, and "01" as 1."""
+    (tmp_path / "t.csv").write_text("code\n" + "01\n" * 600_000 + "A\n")
+    assert tables.read_table(tmp_path / "t.csv")["code"].unique().tolist() == ["01", "A"]

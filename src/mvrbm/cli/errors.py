@@ -11,11 +11,11 @@ __all__ = ["FAILURE", "WRONG_USAGE", "CommandLineError", "UsageError", "complain
 # Arguments that messages of the library recommend, and the options of the commands that set them.
 _OPTIONS = {
     "force=True": "--force",
-    "nan_is_missing=True": "--missing-nan",
     "column=NAME": "--column NAME",
     "data_dir": "--data-dir",
     "dayfirst=True": "--day-first",
     "dayfirst=False": "--month-first",
+    "convert them to dtype 'category'": "use --categorical (mvrbm impute) or the Python interface",
 }
 
 FAILURE = 1

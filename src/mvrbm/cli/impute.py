@@ -1,5 +1,6 @@
 """The ``mvrbm impute`` command, which trains a model on data with missing entries and fills in those entries."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,7 @@ def impute(
     deviations: Annotated[Path | None, opt.new(_DEVIATIONS_HELP)] = None,
     categorical: Annotated[str | None, opt.new(_CATEGORICAL_HELP, metavar="NAME[,NAME]")] = None,
     sample_axes: Annotated[int | None, opt.new(_AXES_HELP, default=_AXES_DEFAULT, min=1)] = None,
-    epochs: Annotated[int | None, opt.new("Number of epochs.", default="3,000 to 6,000 updates", min=1)] = None,
+    epochs: Annotated[int | None, opt.new("Number of epochs.", default="600 to 6,000 updates", min=1)] = None,
     dayfirst: opt.DayFirst = None,
     clip: Annotated[bool | None, opt.new(_CLIP_HELP, "--clip/--no-clip", default="clip")] = None,
     rows: opt.Rows = None,
@@ -40,7 +41,8 @@ def impute(
 ) -> None:
     """Fill in missing entries with their expected values given the known entries.
 
-    Missing entries are represented by NaN in arrays and by empty fields in tables.
+    Missing entries are NaN in arrays and empty fields in tables. In columns of numbers or dates, fields such as NA are
+    missing too. All other fields of a table are written as they are.
     """
     settings = {
         "categorical": categorical,
@@ -57,8 +59,11 @@ def impute(
         opt.check_absent("requires a table as INPUT and a .csv file as OUT", day_first=dayfirst)
     _check_outputs(out, deviations, save, force)
     opt.check_columns(columns, out)
-    samples = opt.chosen(_read(source, data_dir, is_table, categorical), rows, source)
-    training = samples if train is None else _read(train, data_dir, is_table, categorical)
+    imputer = None if model_folder is None else opt.load_model(model_folder, device, "standard_deviation")
+    training = None if train is None else _read(train, data_dir, is_table, categorical)
+    text = opt.text_columns_of_table(training) if imputer is None else opt.text_columns_of(imputer)
+    samples = opt.chosen(_read(source, data_dir, is_table, categorical, text), rows, source)
+    fields = opt.chosen(_fields(source), rows, source) if is_table else None
     if train is not None and not is_table:
         opt.check_same_size(samples, training, source, train)
 
@@ -74,9 +79,12 @@ def impute(
             device=device,
             verbose=int(not quiet),
         )
-        return imputer.fit(training)
+        return imputer.fit(samples if training is None else training)
 
-    imputer = opt.trained_or_loaded(train_imputer, save, model_folder, device, "standard_deviation")
+    if imputer is None:
+        imputer = train_imputer()
+        if save is not None:
+            imputer.save(save, overwrite=True)
     if not is_table and rows is None:
         samples = opt.chosen(samples, opt.tiles(None, out, len(samples)), source)
     count = _n_missing(samples)
@@ -88,7 +96,7 @@ def impute(
         write_output(deviations, imputer.standard_deviation(samples), force)
         details["deviations"] = str(deviations)
     if is_table:
-        _write_table(out, imputer, samples, as_json, details, words)
+        _write_table(out, imputer, samples, fields, as_json, details, words)
     else:
         filled = imputer.transform(samples)
         opt.write_samples(out, filled, filled.shape[1:], force, as_json, details, words, columns)
@@ -108,8 +116,12 @@ def _check_outputs(out: Path, deviations: Path | None, save: Path | None, force:
         opt.check_model_out(save, force)
 
 
-def _read(source: str, data_dir: Path | None, is_table: bool, categorical: str | None) -> Any:
-    """Read an array or a table. `categorical` lists the columns of a table to treat as categorical, as in ``"a,b"``."""
+def _read(source: str, data_dir: Path | None, is_table: bool, categorical: str | None, text: Sequence[str] = ()) -> Any:
+    """Read an array or a table.
+
+    `categorical` lists the columns of a table to treat as categorical, as in ``"a,b"``, and `text` the columns to read
+    as text.
+    """
     if not is_table:
         return opt.read(source, data_dir)
     from mvrbm.io.arrays import split_key
@@ -118,7 +130,7 @@ def _read(source: str, data_dir: Path | None, is_table: bool, categorical: str |
     path, columns = split_key(source)
     if not path.name.endswith(TABLES):
         raise ValueError(f"a .csv file as OUT requires a table as INPUT ({', '.join(TABLES)}), got {source}")
-    frame = read_table(path, columns)
+    frame = read_table(path, columns, text=text)
     names = [] if categorical is None else categorical.split(",")
     unknown = [name for name in names if name not in frame.columns]
     if unknown:
@@ -127,18 +139,46 @@ def _read(source: str, data_dir: Path | None, is_table: bool, categorical: str |
     return frame.assign(**{name: frame[name].convert_dtypes().astype("category") for name in names})
 
 
-def _write_table(out: Path, imputer: Any, table: Any, as_json: bool, details: dict[str, Any], words: str) -> None:
-    """Fill in missing entries of a table, write the table to a .csv file, and report how columns were treated."""
+def _fields(source: str) -> Any:
+    """Read the fields of a table as text."""
+    from mvrbm.io.arrays import split_key
+    from mvrbm.io.tables import read_fields
+
+    return read_fields(*split_key(source))
+
+
+def _write_table(
+    out: Path, imputer: Any, table: Any, fields: Any, as_json: bool, details: dict[str, Any], words: str
+) -> None:
+    """Fill in missing entries of a table, write the table to a .csv file, and report how columns were treated.
+
+    Known entries are written as they are in `fields`.
+    """
     from mvrbm.io.atomic import replace_file
 
     imputer.set_output(transform="pandas")
     filled = imputer.transform(table)
+    kept = list(filled.columns)
+    written = filled.astype(object).where(table[kept].isna(), fields[kept])
     with replace_file(out) as file:
-        filled.to_csv(file, index=False)
+        written.to_csv(file, index=False)
     treatment = _treatment_of_columns(table, filled, imputer.encoding_)
+    text_markers = _columns_with_markers(table)
+    if text_markers:
+        opt.note(
+            f"columns {', '.join(text_markers)} contain text such as NA or None, which is treated as a category; leave "
+            "a field empty to mark it as missing"
+        )
     lines = [f"{out}: {words}"]
     lines += [f"{what}: {', '.join(names)}" for what, names in treatment.items() if names]
     opt.show({"out": str(out), **details, **treatment}, as_json, "\n".join(lines))
+
+
+def _columns_with_markers(table: Any) -> list[str]:
+    """Return the names of text columns with a marker that means a missing entry in columns of numbers."""
+    from mvrbm.io.tables import MISSING, text_columns
+
+    return [name for name in text_columns(table) if table[name].isin(MISSING - {""}).any()]
 
 
 def _treatment_of_columns(table: Any, filled: Any, encoding: Any) -> dict[str, list[str]]:

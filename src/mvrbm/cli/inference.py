@@ -24,6 +24,7 @@ _CHAINS_HELP = "Number of annealing chains in each direction."
 _TEMPERATURES_HELP = "Number of annealing temperatures. More temperatures give a narrower interval."
 _RECONSTRUCT_STEPS_HELP = "Number of mean-field passes to the hidden layer and back."
 _LABEL_HELP = "Draw samples of this class. Requires a model trained with --labels."
+_LABELS_OUT_HELP = "Also write the label of each sample to this .npy file. Requires a model trained with --labels."
 _MEANS_HELP = "Write the means of the visible units, or values drawn from their distribution."
 _MEANS_DEFAULT = "means for images, draws for .npy"
 _START_HELP = "Initial state of the Gibbs chains."
@@ -64,7 +65,12 @@ def _row_command(command: str, method: str, description: str) -> Callable[..., N
 transform = _row_command(
     "transform", "transform", "Compute features: the means of the hidden units, one row per sample."
 )
-score = _row_command("score", "score_samples", "Compute the pseudo-log-likelihood of each sample.")
+score = _row_command(
+    "score",
+    "score_samples",
+    "Compute the score of each sample: its log-density for mixtures, its score for outlier detectors, and its "
+    "pseudo-log-likelihood for all other models. Higher is more normal.",
+)
 predict = _row_command("predict", "predict", "Predict the class of each sample with a saved classifier.")
 
 
@@ -131,6 +137,7 @@ def sample(
         int | None, opt.new("Number of Gibbs steps per chain.", "--steps", default=str(_STEPS), min=1)
     ] = None,
     label: Annotated[str | None, opt.new(_LABEL_HELP)] = None,
+    labels_out: Annotated[Path | None, opt.new(_LABELS_OUT_HELP)] = None,
     means: Annotated[bool | None, opt.new(_MEANS_HELP, "--means/--draws", default=_MEANS_DEFAULT)] = None,
     start: Annotated[Start | None, opt.new(_START_HELP, default=_START_DEFAULT)] = None,
     data: Annotated[str | None, opt.new(_DATA_HELP)] = None,
@@ -149,28 +156,38 @@ def sample(
         opt.check_conflicts("--data", "the samples in --data are the initial states", start=start, label=label)
     opt.check_out(out, force)
     opt.check_columns(columns, out)
+    if labels_out is not None:
+        opt.check_out(labels_out, force, images=False)
     model = opt.load_model(model_folder, device, "sample", seed)
     if _is_exact(model):
         reason = "has no effect because the draws are exact"
-        opt.check_absent(reason, steps=steps, label=label, means=means, start=start, data=data)
+        opt.check_absent(reason, steps=steps, label=label, labels_out=labels_out, means=means, start=start, data=data)
         drawn, _ = model.sample(n)
         opt.write_samples(out, drawn, model.visible_shape_, force, as_json, {"values": "draws"}, "draws", columns)
         return
     steps = _STEPS if steps is None else steps
     labeled = hasattr(model, "classes_")
-    if label is not None and not labeled:
+    if not labeled and label is not None:
         raise ValueError(f"--label {label} requires a model trained with --labels, but {model_folder} has no labels")
+    if not labeled and labels_out is not None:
+        raise ValueError(f"--labels-out requires a model trained with --labels, but {model_folder} has no labels")
     if data is not None and labeled:
         raise ValueError(f"--data {data} is not supported for {model_folder}, which contains a model with labels")
     init, origin = _initial_states(model, n, start, data, data_dir)
     mean = not opt.is_array(out) if means is None else means
     of_label = {} if label is None else {"label": label}
     drawn = model.sample(n, steps=steps, init=init, mean=mean, **of_label)
-    samples = drawn[0] if isinstance(drawn, tuple) else drawn  # classifiers return samples and labels
+    samples = drawn[0] if labeled else drawn
     values = "means" if mean else "draws"
     details = {"values": values, "start": origin, "steps": steps, **of_label}
     kind = values if label is None else f"{values} of {label}"
     words = f"{kind}, {steps:,} Gibbs steps from {origin}"
+    if labels_out is not None:
+        from mvrbm.io.arrays import write_output
+
+        labels = drawn[1]
+        write_output(labels_out, labels if labels.dtype != object else labels.astype(str), force)
+        details["labels"] = str(labels_out)
     opt.write_samples(out, samples, model.visible_shape_, force, as_json, details, words, columns)
 
 
@@ -246,7 +263,7 @@ def _known_entries(samples: Any, shape: tuple[int, ...], hide: Half | None, sour
 
     if hide is not None:
         return half_mask(shape, hide)
-    known = known_entries(samples, nan_is_missing=True)
+    known = known_entries(samples)
     if known is None:
         raise ValueError(f"--missing-nan requires missing entries, but {source} contains no NaN")
     return known

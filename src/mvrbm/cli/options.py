@@ -11,7 +11,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -190,6 +190,8 @@ def check_model_out(out: Path, force: bool) -> None:
 
 # -- models -----------------------------------------------------------------------------------------
 
+# Models that have commands of their own.
+_OTHER_COMMANDS = {"SequenceRBM": "mvrbm sequences", "ReplicatedSoftmax": "mvrbm topics"}
 # Estimators that are identified by a method that no other estimator has.
 _KIND_BY_METHOD = {"explain": "an outlier detector", "standard_deviation": "an imputer"}
 
@@ -203,6 +205,11 @@ def load_model(folder: Path, device: str, method: str, seed: int | None = None) 
 
     model = mvrbm.load(folder, device)
     kind = type(model).__name__
+    if kind in _OTHER_COMMANDS:
+        raise ValueError(
+            f"{folder} contains a model of class {kind}, which is not a model of arrays; use {_OTHER_COMMANDS[kind]} "
+            "or the Python interface"
+        )
     if not hasattr(model, method):
         lacks = f"is not {_KIND_BY_METHOD[method]}" if method in _KIND_BY_METHOD else f"has no method '{method}'"
         raise ValueError(f"{folder} contains a model of class {kind}, which {lacks}")
@@ -216,19 +223,24 @@ def load_model(folder: Path, device: str, method: str, seed: int | None = None) 
     return model
 
 
-def trained_or_loaded(
-    train: Callable[[], Any], save: Path | None, model_folder: Path | None, device: str, method: str
-) -> Any:
-    """Load the estimator in `model_folder`, or train one with `train` if `model_folder` is None.
+def text_columns_of_table(table: Any) -> list[str]:
+    """Return the names of the columns of a data frame that contain text and no dates.
 
-    A loaded estimator must have the given method. A trained estimator is saved to the folder `save`, if given.
+    Columns of dtype "category" are left out. For other samples, the list is empty.
     """
-    if model_folder is not None:
-        return load_model(model_folder, device, method)
-    model = train()
-    if save is not None:
-        model.save(save, overwrite=True)
-    return model
+    from mvrbm.io.dates import date_formats
+    from mvrbm.io.tables import text_columns
+
+    names = text_columns(table) if hasattr(table, "iloc") else []
+    return [name for name in names if table[name].dtype.name != "category" and not date_formats(table[name])]
+
+
+def text_columns_of(model: Any) -> list[str]:
+    """Return the names of the columns whose categories are text, for an estimator that was trained on a table."""
+    names = getattr(model, "feature_names_in_", None)
+    if names is None:
+        return []
+    return [str(names[column]) for column, found in model.encoding_.categories.items() if found.dtype.kind == "U"]
 
 
 def progress_callbacks(quiet: bool) -> list[Callback]:

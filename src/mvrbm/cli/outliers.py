@@ -1,6 +1,8 @@
 """The ``mvrbm outliers`` command, which trains an outlier detector, scores samples and locates unusual entries."""
 
+import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +19,12 @@ _SHARE_HELP = "Fraction of outliers in the training data."
 _SHARE_DEFAULT = "2 % of new normal samples are outliers"
 # Number of the most unusual samples to list.
 _MOST_SHOWN = 10
+# Percentage of the entries of all maps in a contact sheet that are not white.
+_NOT_WHITE = 99
+# Minimum length in pixels of the shorter side of a sample in a contact sheet. Smaller samples are enlarged, unless the
+# longer side of a sample and its map would exceed a limit.
+_SHORTEST_SIDE = 16
+_LONGEST_SIDE = 2000
 
 
 def outliers(
@@ -50,13 +58,14 @@ def outliers(
     opt.check_columns(columns, maps)
     if save is not None:
         opt.check_model_out(save, force)
-    samples, training = _read(source, train, data_dir, rows)
+    detector = None if model_folder is None else opt.load_model(model_folder, device, "explain")
+    samples, training = _read(source, train, data_dir, rows, detector)
     if train is not None:
         opt.check_same_size(samples, training, source, train)
-    categorical = _categorical_columns(samples)
-    if not categorical:
+    is_mixed = hasattr(samples, "iloc")
+    if not is_mixed:
         opt.check_absent("requires a table with text columns as INPUT", day_first=dayfirst)
-    if categorical and maps is not None and not opt.is_array(maps):
+    if is_mixed and maps is not None and not opt.is_array(maps):
         raise ValueError(f"--maps {maps} must be a .npy file because {source} has text columns")
 
     def train_detector() -> Any:
@@ -72,33 +81,38 @@ def outliers(
         )
         return detector.fit(training)
 
-    detector = opt.trained_or_loaded(train_detector, save, model_folder, device, "explain")
+    if detector is None:
+        detector = train_detector()
+        if save is not None:
+            detector.save(save, overwrite=True)
     scores = detector.decision_function(samples)
     order = [int(row) for row in scores.argsort()]
     count = int((scores < 0).sum())
     most_unusual = {row: round(float(scores[row]), 4) for row in order[:_MOST_SHOWN]}
     details: dict[str, Any] = {"outliers": count, "most_unusual": most_unusual}
-    if categorical:
-        details["categorical columns"] = categorical
+    treatment = _treatment_of_columns(samples, detector.encoding_) if is_mixed else {}
+    details |= treatment
     if maps is not None:
         _write_maps(maps, detector, samples, order, force, columns)
         details["maps"] = str(maps)
     listed = ", ".join(f"{row} ({score:g})" for row, score in most_unusual.items())
     words = f"{count:,} of {len(scores):,} samples are outliers; lowest scores: {listed}"
-    if categorical:
-        words += f"; categorical columns: {', '.join(categorical)}"
+    words += "".join(f"; {what}: {', '.join(names)}" for what, names in treatment.items() if names)
     opt.write_samples(out, scores, (), force, as_json, details, words)
 
 
-def _read(source: str, train: str | None, data_dir: Path | None, rows: slice | None) -> tuple[Any, Any]:
+def _read(source: str, train: str | None, data_dir: Path | None, rows: slice | None, detector: Any) -> tuple[Any, Any]:
     """Read the samples to score and the samples to train on, which are the same if `train` is None.
 
-    If any table has text columns, tables are read as data frames, and text columns are treated as categorical.
-    Otherwise, tables are read as arrays.
+    If any table has text columns, or if the training data of `detector` (None if there is none yet) had, tables are
+    read as data frames, and text columns are treated as categorical. Otherwise, tables are read as arrays. Columns
+    that are text in the training data are read as text.
     """
-    samples = _read_frame(source)
     training = None if train is None else _read_frame(train)
-    if not any(_categorical_columns(frame) for frame in (samples, training)):
+    text = opt.text_columns_of_table(training) if detector is None else opt.text_columns_of(detector)
+    samples = _read_frame(source, text)
+    is_mixed = detector is not None and detector.encoding_.is_mixed
+    if not is_mixed and not any(_text_columns(frame) for frame in (samples, training)):
         samples, training = _numbers(samples, source), _numbers(training, train)
     samples = opt.read(source, data_dir, rows) if samples is None else opt.chosen(samples, rows, source)
     if train is None:
@@ -106,13 +120,16 @@ def _read(source: str, train: str | None, data_dir: Path | None, rows: slice | N
     return samples, opt.read(train, data_dir) if training is None else training
 
 
-def _read_frame(source: str) -> Any:
-    """Read a table into a data frame, or return None if the source is not a table."""
+def _read_frame(source: str, text: Sequence[str] = ()) -> Any:
+    """Read a table into a data frame, or return None if the source is not a table.
+
+    `text` contains names of columns to read as text.
+    """
     from mvrbm.io.arrays import split_key
     from mvrbm.io.tables import TABLES, read_table
 
     path, columns = split_key(source)
-    return read_table(path, columns) if path.name.endswith(TABLES) and path.exists() else None
+    return read_table(path, columns, text=text) if path.name.endswith(TABLES) and path.exists() else None
 
 
 def _numbers(frame: Any, source: str | None) -> Any:
@@ -122,11 +139,19 @@ def _numbers(frame: Any, source: str | None) -> Any:
     return None if frame is None else table_samples(frame, Path(str(source)))
 
 
-def _categorical_columns(samples: Any) -> list[str]:
+def _text_columns(samples: Any) -> list[str]:
     """Return the names of the text columns of a data frame, or an empty list for other samples."""
     from mvrbm.io.tables import text_columns
 
     return text_columns(samples) if hasattr(samples, "iloc") else []
+
+
+def _treatment_of_columns(table: Any, encoding: Any) -> dict[str, list[str]]:
+    """Return the names of the columns that are not numeric for the model, grouped by how they were treated."""
+    return {
+        "categorical columns": list(table.columns[list(encoding.categories)]),
+        "columns of dates": list(table.columns[list(encoding.dates)]),
+    }
 
 
 def _write_maps(out: Path, detector: Any, samples: Any, order: list[int], force: bool, columns: int | None) -> None:
@@ -135,29 +160,41 @@ def _write_maps(out: Path, detector: Any, samples: Any, order: list[int], force:
 
     explained = samples if opt.is_array(out) else samples[order[: opt.MOST_TILES]]
     found = detector.explain(explained)
-    if not _categorical_columns(explained):
+    if not hasattr(explained, "iloc"):
         found = found.reshape(len(explained), *detector.visible_shape_)
-    shown = found if opt.is_array(out) else _side_by_side(explained.reshape(found.shape), found)
+    shown = found
+    if not opt.is_array(out):
+        shown = _side_by_side(explained.reshape(found.shape), found)
+        n, height, width = shown.shape
+        columns = columns or math.ceil(math.sqrt(n * (height + 1) / (width + 1)))  # a sheet as wide as high
     write_output(out, shown, force, columns=columns)
 
 
 def _side_by_side(samples: Any, maps: Any) -> Any:
-    """Return images that show each sample to the left of its map, separated by a gray line."""
+    """Return images that show each sample to the left of its map, separated by a gray line.
+
+    Small images are enlarged by an integer factor.
+    """
     import numpy as np
 
     left = _stretched(samples)
-    right = _stretched(maps)
+    right = _stretched(maps, _NOT_WHITE)
     line = np.full_like(left[..., :1], 0.5)
-    return np.concatenate([left, line, right], 2)
+    pairs = np.concatenate([left, line, right], 2)
+    times = max(1, min(-(-_SHORTEST_SIDE // min(left.shape[1:])), _LONGEST_SIDE // max(pairs.shape[1:])))
+    return pairs.repeat(times, 1).repeat(times, 2)
 
 
-def _stretched(samples: Any) -> Any:
-    """Convert samples to images and rescale their values to [0, 1]. Missing entries become black."""
+def _stretched(samples: Any, percentage: float = 100) -> Any:
+    """Convert samples to images and rescale their values to [0, 1]. Missing entries become black.
+
+    The values above the given percentage of all values become white.
+    """
     import numpy as np
 
     from mvrbm.io.arrays import as_pictures
 
     values = as_pictures(samples).astype(np.float64)
     low = np.nanmin(values)
-    high = np.nanmax(values)
-    return np.nan_to_num((values - low) / (high - low or 1.0))
+    high = np.nanpercentile(values, percentage)
+    return np.nan_to_num((values - low) / (high - low or 1.0)).clip(max=1)

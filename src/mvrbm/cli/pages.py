@@ -66,7 +66,7 @@ def demo(
 
     for package in ("matplotlib", "jinja2", "mlxtend"):  # report a missing package before training
         require(package, "the demo", "demo")
-    from mvrbm.pages.demo import enlarging_of, playground_of, run
+    from mvrbm.pages.demo_report import enlarging_of, playground_of, run
 
     for path in (out, playground_of(out), enlarging_of(out)):
         check_output(path, force, _SUFFIXES)

@@ -128,7 +128,9 @@ def train(
         samples = _read_samples(source, data_dir, rows, shape, hidden or opt.Shape())
         if hidden is not None and coupling is None:
             _check_axes(hidden, samples.shape[1:])
-        known = _known_entries(samples, missing_nan)
+        known = _known_entries(samples, missing_nan, quiet=missing_nan or labels is not None or sweep is not None)
+        if sweep is not None and known is not None:
+            raise ValueError(f"--sweep requires complete samples, but {source} contains NaN")
         classes = None if labels is None else _read_labels(labels, data_dir, rows, len(samples))
         grid = None if sweep is None else _parse_grid(sweep, model)
         callbacks = [] if labels or sweep else _callbacks(model, samples, known, log, checkpoints)
@@ -234,13 +236,17 @@ def _check_axes(hidden: opt.Shape, shape: tuple[int, ...]) -> None:
         )
 
 
-def _known_entries(samples: Any, missing_nan: bool) -> Any:
-    """Return a mask of the known entries, or None if all entries are known."""
+def _known_entries(samples: Any, missing_nan: bool, *, quiet: bool) -> Any:
+    """Return a mask of the known entries, or None if all are known. Unless `quiet`, report that some are missing."""
     from mvrbm.io.arrays import known_entries
     from mvrbm.io.shards import Rows
 
     if not isinstance(samples, Rows):
-        return known_entries(samples, nan_is_missing=missing_nan)
+        known = known_entries(samples)
+        if known is not None and not quiet:
+            count = int((~known).sum())
+            opt.note(f"{count:,} of {known.size:,} entries are NaN, which is treated as missing")
+        return known
     if missing_nan:
         raise ValueError("--missing-nan does not support a folder of shards; merge the shards into one array file")
     return None

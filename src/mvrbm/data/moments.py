@@ -1,4 +1,7 @@
-"""Mean and variance of each data entry, computed from sums and merged across processes."""
+"""Mean and variance of each data entry, computed from sums and merged across processes.
+
+A training run computes them once, from at most `MOMENT_SAMPLES` samples, to initialize the machine.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +11,9 @@ from torch import Tensor
 
 from mvrbm.distributed import World
 
+#: Number of samples used to estimate the moments. More samples would change the moments by less than 1%.
+MOMENT_SAMPLES = 2**15
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -16,6 +22,47 @@ class Moments:
     mean: Tensor  # (*shape)
     variance: Tensor  # (*shape)
     count: int
+
+
+class MomentSums:
+    """Weighted sums over the samples of one layer, from which its moments are computed.
+
+    The first batch determines a reference value for each entry. Summing deviations from it avoids cancellation for
+    large values.
+    """
+
+    def __init__(self) -> None:
+        self._origin: Tensor | None = None
+        self._sums: list[Tensor] = []
+
+    def add(self, x: Tensor, known: Tensor | None, weight: Tensor | None) -> None:
+        """Add samples.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, *layer shape)
+            Samples.
+        known : Tensor of shape (n, *layer shape), optional
+            Boolean mask that is True for known entries.
+        weight : Tensor of shape (n,), optional
+            Weights of the samples.
+        """
+        x = x.double().cpu()
+        share = torch.ones(len(x), dtype=x.dtype) if weight is None else weight
+        share = share.reshape(-1, *[1] * (x.ndim - 1)).expand(x.shape)
+        if known is not None:
+            share = share * known.cpu()
+        count = share.sum(0)
+        if self._origin is None:
+            self._origin = (share * x).sum(0) / torch.where(count > 0, count, 1.0)
+        x = x - self._origin
+        piece = [(share * x).sum(0), (share * x**2).sum(0), count]
+        self._sums = [a + b for a, b in zip(self._sums, piece, strict=True)] if self._sums else piece
+
+    def moments(self) -> Moments:
+        """Return the moments of all samples. At least one batch must have been added."""
+        assert self._origin is not None
+        return moments_of(*self._sums, origin=self._origin)
 
 
 def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor) -> Moments:

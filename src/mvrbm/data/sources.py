@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from mvrbm.data.moments import Moments, merge_moments, moments_of
+from mvrbm.data.moments import MOMENT_SAMPLES, Moments, MomentSums, merge_moments
 from mvrbm.data.weights import SampleWeights
 from mvrbm.distributed import World
 from mvrbm.io.formats import check_mapped, open_npy
@@ -29,8 +29,8 @@ from mvrbm.io.shards import Rows, Shards, is_folder_of_shards
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 
-# Number of samples used to estimate the initial moments. More samples would change the moments by less than 1%.
-_MOMENT_SAMPLES = 2**15
+# Minimum number of samples to hash.
+_DIGEST_SAMPLES = 2**15
 # Maximum number of entries to hash, which takes about one second.
 _DIGEST_ENTRIES = 2**27
 # Maximum number of entries in a batch that `head` yields, because several copies of a batch are in memory at a time.
@@ -94,7 +94,8 @@ class Source(ABC):
     def __init__(self, machine: BoltzmannMachine, *, nan_is_missing: bool = False) -> None:
         self.machine, self.nan_is_missing = machine, nan_is_missing
         self.world = World()
-        #: Whether to validate the values in each batch. Set to False once every sample has been validated.
+        #: Whether to validate the values in each batch. Only sources of samples that never change set this to False,
+        #: after they have read every sample.
         self.check = True
 
     @abstractmethod
@@ -116,6 +117,16 @@ class Source(ABC):
         """Set the weights of the samples, or give all samples the same weight if `sample_weight` is None."""
         if sample_weight is not None:
             raise ValueError("sample_weight is not supported for data loaders; pass an array or a map-style dataset")
+
+    @property
+    def n_effective(self) -> float:
+        """Number of samples, or, with weights, of equally weighted samples whose mean has the same variance.
+
+        The result is infinity if the number of samples is unknown.
+        """
+        if self.weights is not None:
+            return self.weights.n_effective
+        return math.inf if self.n_samples is None else self.n_samples
 
     def first_look(self) -> None:
         """Read one sample so that unreadable data raises an error before training starts."""
@@ -151,7 +162,6 @@ class Source(ABC):
         if self.check:
             for _ in self.head(2**62):
                 pass
-            self.check = False
 
     def n_batches(self, batch_size: int) -> int | None:
         """Return the number of batches per epoch, or None if the number is unknown."""
@@ -163,23 +173,13 @@ class Source(ABC):
 
     def moments(self) -> dict[str, Moments]:
         """Compute the mean and variance of each entry from a limited number of samples, keyed by layer name."""
-        sums: dict[str, list[Tensor]] = {}
-        # Reference values for each entry. Summing deviations from them avoids cancellation for large values.
-        origins: dict[str, Tensor] = {}
-        for batch, weight in zip(self.head(_MOMENT_SAMPLES), self.head_weights(_MOMENT_SAMPLES), strict=False):
+        sums: dict[str, MomentSums] = {}
+        for batch, weight in zip(self.head(MOMENT_SAMPLES), self.head_weights(MOMENT_SAMPLES), strict=False):
             for name, array in batch.visible.items():
-                x, known = array.double().cpu(), batch.known.get(name)
-                share = torch.ones(len(x), dtype=x.dtype) if weight is None else weight
-                share = share.reshape(-1, *[1] * (x.ndim - 1)).expand(x.shape)
-                if known is not None:
-                    share = share * known.cpu()
-                count = share.sum(0)
-                x = x - origins.setdefault(name, (share * x).sum(0) / torch.where(count > 0, count, 1.0))
-                piece = [(share * x).sum(0), (share * x**2).sum(0), count]
-                sums[name] = [a + b for a, b in zip(sums[name], piece, strict=True)] if name in sums else piece
+                sums.setdefault(name, MomentSums()).add(array, batch.known.get(name), weight)
         if not sums and (self.common or self.world.size == 1):
             raise ValueError(_EMPTY)
-        own = {name: moments_of(*parts, origin=origins[name]) for name, parts in sums.items()}
+        own = {name: part.moments() for name, part in sums.items()}
         if self.common:
             return own
         # A process without samples must still take part in the merge. It contributes a count of zero.
@@ -250,6 +250,7 @@ class RowSource(Source):
                 f"sample_weight must have one weight for each of the {self.n_samples:,} samples, got {len(weights):,}"
             )
         self.weights = None if weights is None or weights.equal else weights
+        self.check = True  # samples whose weight was zero have not been validated
 
     def _head_rows(self, count: int) -> Iterator[_Rows]:
         """Yield the indices of the rows in each batch of `head`."""
@@ -310,21 +311,36 @@ class ArraySource(RowSource):
     def with_masks(self) -> tuple[Arrays, Arrays]:
         return (self.arrays, self.known) if self.common else ({}, {})
 
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether samples are always the same when they are read again."""
+        return not any(getattr(array, "may_change", False) for array in self.arrays.values())
+
+    def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
+        yield from super().batches(batch_size, rng, start)
+        # An epoch with weights may leave out samples.
+        if start == 0 and self.weights is None and self._is_fixed:
+            self.check = False
+
+    def check_all(self) -> None:
+        super().check_all()
+        self.check = self.check and not self._is_fixed
+
     @functools.cached_property
     def digest(self) -> str | None:
         """Hash of all samples, or of evenly spaced samples if reading all samples would take too long."""
-        if any(getattr(array, "may_change", False) for array in self.arrays.values()):
+        if not self._is_fixed:
             return None
         found = hashlib.sha256()
         entries = sum(math.prod(unit.shape) for unit in self.machine.layers.values())
-        for batch in self.head(max(_MOMENT_SAMPLES, _DIGEST_ENTRIES // entries)):
+        for batch in self.head(max(_DIGEST_SAMPLES, _DIGEST_ENTRIES // entries)):
             for tensor in (*batch.visible.values(), *batch.known.values()):
                 found.update(tensor.cpu().contiguous().numpy().data)
         return found.hexdigest()
 
     def moments(self) -> dict[str, Moments]:
         found = super().moments()
-        if self.common and self.n_samples <= _MOMENT_SAMPLES:
+        if self.common and self.n_samples <= MOMENT_SAMPLES and self._is_fixed:
             self.check = False  # Every sample has been read and validated.
         return found
 
@@ -339,6 +355,11 @@ class ShardSource(ArraySource):
     """Source of samples stored in a folder of shards. Each process reads only its own contiguous range of rows."""
 
     common = False
+
+    def weigh(self, sample_weight: Any) -> None:
+        super().weigh(sample_weight)
+        if self.weights is not None and self.world.size > 1:
+            raise ValueError("sample_weight is not supported when training on shards with multiple processes")
 
     def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[BatchRows]:
         """Yield batches of this process's rows. All processes have the same number of batches."""
@@ -449,6 +470,7 @@ def as_source(
         Batch size for iterable datasets.
     """
     if isinstance(data, Source):
+        _check_source(data, machine, mask=mask, nan_is_missing=nan_is_missing)
         return data
     if mask is not None and isinstance(data, DataLoader | Dataset):
         raise ValueError("mask is supported only for arrays; use NaN for missing entries in the dataset instead")
@@ -458,22 +480,53 @@ def as_source(
         return LoaderSource(machine, data, nan_is_missing=nan_is_missing)
     if isinstance(data, Dataset):
         return DatasetSource(machine, data, nan_is_missing=nan_is_missing)
-    arrays = {name: _as_array(part) for name, part in layers_of(data, machine).items()}
+    arrays = _arrays_of(data, machine, "the data")
     if any(isinstance(array, Rows) for array in arrays.values()):
         if mask is not None:
             raise ValueError("mask is supported only for arrays; use NaN for missing entries in the shards instead")
         return ShardSource(machine, arrays, {}, nan_is_missing=nan_is_missing)
-    masks = {}
+    return ArraySource(machine, arrays, _known_of(mask, machine), nan_is_missing=nan_is_missing)
+
+
+def _check_source(source: Source, machine: BoltzmannMachine, *, mask: Any, nan_is_missing: bool) -> None:
+    """Raise ValueError if arguments would have no effect, or if a source converts data for other layers."""
+    made_for, needed = (_format_of(one) for one in (source.machine, machine))
+    if made_for != needed:
+        raise ValueError(
+            f"the source was created for another machine: it yields {made_for}, but this machine needs {needed}; pass "
+            "the data of the source instead"
+        )
+    if mask is not None or (nan_is_missing and not source.nan_is_missing):
+        raise ValueError("mask and nan_is_missing have no effect on a source; pass them to as_source")
+
+
+def _format_of(machine: BoltzmannMachine) -> str:
+    """Describe everything that the conversion of data depends on: the visible units, the dtype and the device."""
+    like = machine.like
+    return ", ".join([*(f"{name}: {unit}" for name, unit in machine.layers.items()), f"{like.dtype} on {like.device}"])
+
+
+def _known_of(mask: Any, machine: BoltzmannMachine) -> Arrays:
+    """Return the masks of known entries as arrays, keyed by layer name. Some layers may have no mask."""
+    if mask is None:
+        return {}
     if isinstance(mask, Mapping):
-        masks = dict(mask)
-        if foreign := set(masks) - set(machine.layers):
+        if foreign := set(mask) - set(machine.layers):
             raise ValueError(
                 f"the mask contains layers {sorted(foreign)}, but the machine has only {sorted(machine.layers)}"
             )
-    elif mask is not None:
-        masks = layers_of(mask, machine)
-    known = {name: _as_array(part) for name, part in masks.items()}
-    return ArraySource(machine, arrays, known, nan_is_missing=nan_is_missing)
+        return {name: _as_array(part) for name, part in mask.items()}
+    return _arrays_of(mask, machine, "the mask")
+
+
+def _arrays_of(data: Any, machine: BoltzmannMachine, what: str) -> Arrays:
+    """Convert a whole dataset to arrays, keyed by layer name. `what` describes the dataset in error messages."""
+    if isinstance(data, tuple | list) and any(hasattr(part, "shape") for part in data):
+        raise ValueError(
+            f"{what} is a {type(data).__name__} of {len(data)} arrays, but one array with samples along the first axis "
+            "is required; combine samples with numpy.stack or parts with numpy.concatenate, and leave out labels"
+        )
+    return {name: _as_array(part) for name, part in _by_layer(data, machine).items()}
 
 
 def masks_of(source: Source) -> dict[str, Tensor]:
@@ -497,21 +550,25 @@ def _leave_out_nan(known: dict[str, Tensor], name: str, array: Tensor) -> None:
         known[name] = known[name].to(there.device) & there if name in known else there
 
 
-def layers_of(item: Any, machine: BoltzmannMachine) -> dict[str, Any]:
-    """Convert an item or a batch to a mapping from layer names to arrays.
+def layers_of(batch: Any, machine: BoltzmannMachine) -> dict[str, Any]:
+    """Convert a batch of a dataset or a loader to a mapping from layer names to arrays.
 
-    If the item is a tuple or a list, only its first element is used. The other elements are labels.
+    If the batch is a tuple or a list, only its first element is used. The other elements are labels.
     """
+    pair = isinstance(batch, tuple | list) and len(machine.layers) == 1 and len(batch) and hasattr(batch[0], "shape")
+    return _by_layer(batch[0] if pair else batch, machine)
+
+
+def _by_layer(data: Any, machine: BoltzmannMachine) -> dict[str, Any]:
+    """Select the machine's layers from a mapping. Other data belongs to the only layer."""
     names = list(machine.layers)
-    if isinstance(item, Mapping):
-        if missing := set(names) - set(item):
-            raise ValueError(f"the data contains layers {sorted(item)} but lacks layers {sorted(missing)}")
-        return {name: item[name] for name in names}
-    if isinstance(item, tuple | list) and len(names) == 1 and len(item) and hasattr(item[0], "shape"):
-        item = item[0]  # The other elements are labels.
+    if isinstance(data, Mapping):
+        if missing := set(names) - set(data):
+            raise ValueError(f"the data contains layers {sorted(data)} but lacks layers {sorted(missing)}")
+        return {name: data[name] for name in names}
     if len(names) > 1:
         raise ValueError(f"this machine has several visible layers; pass a mapping from {names} to arrays")
-    return {names[0]: item}
+    return {names[0]: data}
 
 
 def _as_array(part: Any) -> Any:

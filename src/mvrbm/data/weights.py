@@ -45,6 +45,11 @@ class SampleWeights:
         """Whether all samples have the same weight."""
         return bool((self.values == self.values[0]).all())
 
+    @property
+    def n_effective(self) -> float:
+        """Number of equally weighted samples whose mean has the same variance."""
+        return float(len(self) ** 2 / (self.values**2).sum())
+
     @functools.cached_property
     def digest(self) -> str:
         """Hash of the weights."""

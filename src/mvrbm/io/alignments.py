@@ -244,7 +244,7 @@ def _fasta(lines: Iterator[tuple[int, bytes]], path: Path) -> tuple[list[str], l
             if names:
                 rows.append(b"".join(parts))
             parts = []
-            words = line[1:].split(maxsplit=1)
+            words = line.lstrip(b">").split(maxsplit=1)  # some files have '>>name'
             names.append(words[0].decode("utf-8", "replace") if words else "")
             places.append(number)
         else:

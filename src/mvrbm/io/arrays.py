@@ -234,30 +234,26 @@ def _read_gray(path: Path) -> NDArray[np.uint8]:
 # -- masks (True where an entry is known) -------------------------------------------------------------
 
 
-def known_entries(samples: Array, *, nan_is_missing: bool) -> NDArray[np.bool_] | None:
-    """Return a mask that is True for known entries, or None if all entries are known.
-
-    If `nan_is_missing` is True, NaN entries are treated as missing. Otherwise, NaN raises InputError. Infinite entries
-    always raise InputError.
-    """
+def known_entries(samples: Array) -> NDArray[np.bool_] | None:
+    """Return a mask that is False for NaN entries, or None if all entries are known. Infinity raises InputError."""
     if samples.dtype.kind != "f" or np.isfinite(samples).all():
         return None
-    count = int((~np.isfinite(samples)).sum())
-    if not nan_is_missing or np.isinf(samples).any():
-        noun = "entry is" if count == 1 else "entries are"
-        raise InputError(f"{count:,} {noun} NaN or infinite; use nan_is_missing=True if NaN marks missing entries")
+    if (count := int(np.isinf(samples).sum())) > 0:
+        raise InputError(f"{count:,} {'entry is' if count == 1 else 'entries are'} infinite")
     return ~np.isnan(samples)
 
 
 def read_mask(source: str | os.PathLike[str], shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Read a mask that is True for the known entries of an array with the given shape.
 
-    The source must contain booleans, the values 0 and 1, or the values 0 and 255. The result has shape `shape`, or
-    ``shape[1:]`` if all samples share one mask.
+    The source must contain booleans, the values 0 and 1, or the values 0 and 255, with the shape of all samples or of
+    one sample. The axes of a sample can be flattened. The result has shape `shape`, or ``shape[1:]`` if all samples
+    share one mask.
     """
     array = np.asarray(read_array(source))
-    sizes = {math.prod(whole): whole for whole in (shape[1:], shape)}
-    if array.size not in sizes:
+    size = math.prod(shape[1:])
+    one = array.shape in (shape[1:], (1, *shape[1:]), (size,))  # a picture is read as an array of one sample
+    if not one and array.shape not in (shape, (shape[0], size)):
         raise InputError(
             f"a mask must have the shape of one sample, {shape[1:]}, or of all samples, {shape}, but {source} has "
             f"shape {array.shape}"
@@ -267,7 +263,7 @@ def read_mask(source: str | os.PathLike[str], shape: tuple[int, ...]) -> NDArray
         raise InputError(
             f"{source} is not a mask; it must be true, 1 or 255 for known entries and false or 0 for missing entries"
         )
-    return array.astype(bool).reshape(sizes[array.size])
+    return array.astype(bool).reshape(shape[1:] if one else shape)
 
 
 def half_mask(shape: tuple[int, ...], hidden: str) -> NDArray[np.bool_]:

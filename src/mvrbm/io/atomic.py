@@ -69,7 +69,8 @@ def check_output(path: str | os.PathLike[str], force: bool = False, suffixes: Se
     """
     path = Path(path)
     if suffixes and path.suffix.lower() not in suffixes:
-        raise InputError(f"{path} must end in one of {', '.join(suffixes)}")
+        *others, last = suffixes
+        raise InputError(f"{path} must end in {', '.join(others)}{' or ' if others else ''}{last}")
     if _exists(path) and path.is_dir():
         raise InputError(f"{path} is a folder; specify a file instead")
     if _exists(path) and not force:

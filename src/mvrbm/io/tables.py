@@ -9,48 +9,77 @@ import gzip
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mvrbm.errors import InputError
 from mvrbm.extras import require
+from mvrbm.io.dates import date_formats
 from mvrbm.io.formats import BEST_COMPRESSION, LARGEST, first_line, reading, some_of
 from mvrbm.io.untrusted import ALLOWANCE, Budget, check_regular_file
 
-__all__ = ["STORES", "TABLES", "open_stored", "read_table", "table_labels", "table_samples", "text_columns"]
+__all__ = [
+    "STORES",
+    "TABLES",
+    "open_stored",
+    "read_fields",
+    "read_table",
+    "table_labels",
+    "table_samples",
+    "text_columns",
+]
 
 Array = NDArray[Any]
 #: File name suffixes for tables.
 TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 #: Suffixes for files and folders that contain arrays.
 STORES = (".h5", ".hdf5", ".zarr")
+_MARKERS = "|#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|null"
+#: Fields that mark missing entries in columns of numbers or dates, as in pandas.
+MISSING = frozenset(_MARKERS.split("|"))
 # Memory in bytes that pandas uses per column of a CSV file, even if the file has a single row.
 _BYTES_PER_COLUMN = 1000
 # Number of bytes to decompress at once when measuring the decompressed size of a gzip file.
 _GZIP_BLOCK = 2**20
 
 
-def read_table(path: Path, columns: str | None = None, *, largest: int = LARGEST) -> Any:
+class _Dialect(NamedTuple):
+    """How to read a CSV file."""
+
+    separator: str
+    has_header: bool  # whether the first line contains column names
+    n_columns: int
+    repeats: bool  # whether the first line has text and numbers in the same columns as the second line
+
+
+def read_table(path: Path, columns: str | None = None, *, text: Collection[str] = (), largest: int = LARGEST) -> Any:
     """Read a table into a pandas DataFrame.
 
     Parameters
     ----------
     path : Path
         Parquet or CSV file. The fields of a CSV file can be separated by commas, semicolons or tabs, and the file can
-        be compressed with gzip. If a CSV file has no header, its columns are named "0", "1", and so on.
+        be compressed with gzip. The first line of a CSV file contains the column names, unless all of its fields are
+        numbers or markers of missing entries. The columns are then named "0", "1", and so on. Empty fields are missing.
+        In columns of numbers or dates, other markers such as "NA" are missing too. In text columns, they are text.
     columns : str, optional
         Columns to keep, as in ``"a,b"``, or columns to drop, as in ``"-a,-b"``. If None, all columns are kept.
+    text : collection of str
+        Names of columns to read as text, even if all of their values are numbers. Other names are ignored.
     largest : int
         Maximum size of the table, in bytes.
     """
     check_regular_file(path)
     pandas = require("pandas", f"reading {path.name}", "tables")
-    frame = _read_parquet(path, largest) if path.suffix == ".parquet" else _read_csv(path, largest, pandas)
+    frame = _read_parquet(path, largest) if path.suffix == ".parquet" else _read_csv(path, largest, pandas, text)
     frame.columns = frame.columns.astype(str)
+    for name in frame.columns.intersection(list(text)):
+        if frame[name].dtype.kind in "biuf":  # only in Parquet files
+            frame[name] = frame[name].convert_dtypes().astype("string")
     if not frame.size:
         raise InputError(f"{path} has no entries: {len(frame)} rows and {len(frame.columns)} columns")
     return frame if columns is None else _select_columns(frame, columns, path)
@@ -68,20 +97,73 @@ def _read_parquet(path: Path, largest: int) -> Any:
         return parquet.read_table(path, use_threads=False, pre_buffer=False).to_pandas(use_threads=False)
 
 
-def _read_csv(path: Path, largest: int, pandas: Any) -> Any:
+def _read_csv(path: Path, largest: int, pandas: Any, text: Collection[str]) -> Any:
     with reading(path):
         _check_size(path, _text_size(path, largest), largest)
-        separator, header, n_columns = _dialect(path)
+        dialect = _dialect(path)
+        n_columns = dialect.n_columns
         Budget(path).spend(_BYTES_PER_COLUMN * n_columns, f"{path}: a table of {n_columns:,} columns")
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", pandas.errors.ParserWarning)
-                # Without index_col=False, pandas uses the first column as an index if rows end with a separator.
-                return pandas.read_csv(path, sep=separator, header=0 if header else None, index_col=False)
-        except pandas.errors.ParserWarning as error:
-            raise InputError(
-                f"{path} has rows with more than {n_columns} fields, the number of fields in its first line"
-            ) from error
+        frame = _parse_csv(path, dialect, pandas, keep_default_na=False, na_values=sorted(MISSING))
+        if dialect.repeats:
+            warnings.warn(
+                f"the first line of {path.name} was read as column names, but looks like the other lines; if it is a "
+                "row of data, insert a line with column names",
+                stacklevel=4,
+            )
+        found = [place for place in range(n_columns) if _is_text(frame.iloc[:, place])]
+        given = {place for place in range(n_columns) if str(frame.columns[place]) in text} - set(found)
+        doubtful = [place for place in found if frame.iloc[:, place].isna().any()]
+        if doubtful or given:
+            fields = _parse_csv(path, dialect, pandas, keep_default_na=False, na_filter=False, dtype=str)
+            for place in given:
+                frame.isetitem(place, fields.iloc[:, place].where(fields.iloc[:, place] != ""))
+            for place in doubtful:
+                frame.isetitem(place, _with_markers(frame.iloc[:, place], fields.iloc[:, place]))
+        return frame
+
+
+def _is_text(column: Any) -> bool:
+    known = column.dropna()
+    return column.dtype.kind not in "biuf" and all(isinstance(value, str) for value in known)
+
+
+def _with_markers(column: Any, fields: Any) -> Any:
+    """Return a text column in which only empty fields are missing, unless it is a column of dates.
+
+    In text, a marker such as "NA" can be a value: the country code of Namibia, or the absence of an item.
+    """
+    is_marker = column.isna() & (fields != "")
+    return column if not is_marker.any() or date_formats(column) else column.where(~is_marker, fields)
+
+
+def _parse_csv(path: Path, dialect: _Dialect, pandas: Any, **options: Any) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
+            # Without index_col=False, pandas uses the first column as an index if rows end with a separator.
+            # With low_memory=True, pandas chooses a type for each part of a column, so that columns can be mixed.
+            options |= {"header": 0 if dialect.has_header else None, "low_memory": False}
+            return pandas.read_csv(path, sep=dialect.separator, index_col=False, **options)
+    except pandas.errors.ParserWarning as error:
+        raise InputError(
+            f"{path} has rows with more than {dialect.n_columns} fields, the number of fields in its first line"
+        ) from error
+
+
+def read_fields(path: Path, columns: str | None = None) -> Any:
+    """Read the fields of a table as text, exactly as they are in the file, into a DataFrame of strings.
+
+    See :func:`read_table` for the parameters. A Parquet file has no text: its values are converted, and whole numbers
+    have no decimal point.
+    """
+    pandas = require("pandas", f"reading {path.name}", "tables")
+    if path.suffix == ".parquet":
+        frame = _read_parquet(path, LARGEST).convert_dtypes().astype(str)
+    else:
+        with reading(path):
+            frame = _parse_csv(path, _dialect(path), pandas, keep_default_na=False, na_filter=False, dtype=str)
+    frame.columns = frame.columns.astype(str)
+    return frame if columns is None else _select_columns(frame, columns, path)
 
 
 def _text_size(path: Path, largest: int) -> int:
@@ -110,25 +192,42 @@ def _select_columns(frame: Any, columns: str, path: Path) -> Any:
     return frame.drop(columns=names) if drop else frame[names]
 
 
-def _dialect(path: Path) -> tuple[str, bool, int]:
-    """Return the separator of a CSV file, whether its first line is a header, and the number of columns.
+def _dialect(path: Path) -> _Dialect:
+    """Find out how to read a CSV file from its first two lines.
 
-    The first line is a header if one of its fields is not a number. It is also a header if the fields are 0, 1, 2, ...,
-    because pandas gives these names to unnamed columns.
+    The first line is a header if one of its fields is neither a number nor a marker of a missing entry. It is also a
+    header if the fields are 0, 1, 2, ..., because pandas gives these names to unnamed columns.
     """
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
-        line = file.readline(2**20)
-    separator = max(",;\t", key=line.count)
-    fields = next(csv.reader([line], delimiter=separator), [])
-    numbered = len(fields) > 2 and fields == [str(number) for number in range(len(fields))]
-    return separator, numbered or not all(_is_number(field) for field in fields), len(fields)
+        lines = [file.readline(2**20) for _ in range(2)]
+    separator = max(",;\t", key=lines[0].count)
+    first, second = (_fields(line, separator) for line in lines)
+    numbered = len(first) > 2 and first == [str(number) for number in range(len(first))]
+    has_header = numbered or not all(map(_may_be_number, first))
+    repeats = (
+        has_header
+        and not numbered
+        and len(first) == len(second)
+        and any(_may_be_number(field) for field in first if field)
+        and not any(_may_be_number(field) != _may_be_number(below) for field, below in zip(first, second, strict=True))
+    )
+    return _Dialect(separator, has_header, len(first), repeats)
 
 
-def _is_number(field: str) -> bool:
+def _fields(line: str, separator: str) -> list[str]:
+    """Return the fields of a line, or an empty list if a field exceeds the limit of the csv module."""
     try:
-        float(field or 0)
+        return next(csv.reader([line], delimiter=separator), [])
+    except csv.Error:
+        return []
+
+
+def _may_be_number(field: str) -> bool:
+    """Return whether a field is a number or a marker of a missing entry."""
+    try:
+        float(field)
     except ValueError:
-        return False
+        return field in MISSING
     return True
 
 
@@ -140,8 +239,7 @@ def text_columns(frame: Any) -> list[str]:
 def table_samples(frame: Any, path: Path) -> Array:
     """Convert a numeric DataFrame to an array with one row per sample.
 
-    The dtype is uint8 if all values are nonnegative integers and the largest value is 255. Otherwise, the dtype is
-    float64, and missing values become NaN.
+    The dtype is float64. Missing values become NaN.
     """
     text = text_columns(frame)
     if text:
@@ -149,10 +247,6 @@ def table_samples(frame: Any, path: Path) -> Array:
             f"{path}: column '{text[0]}' has type {frame[text[0]].dtype}, which is not numeric: select columns with "
             f"{path.name}:a,b, or drop columns with {path.name}:-{text[0]}"
         )
-    if all(dtype.kind in "iu" for dtype in frame.dtypes) and not frame.isna().any(axis=None):
-        values: Array = frame.to_numpy()
-        if values.min() >= 0 and values.max() == 255:
-            return values.astype(np.uint8)
     rows: Array = frame.to_numpy(dtype=np.float64, na_value=np.nan)
     return rows
 
