@@ -96,7 +96,7 @@ CASES = {
     "PCD": Case(bits, dataclasses.replace(OWN, negative=PCD(BATCH, 2))),
     "PCD, uneven": Case(bits, dataclasses.replace(OWN, negative=PCD(7, 2))),
     "PCD, uneven, reals": Case(reals, dataclasses.replace(FULL, negative=PCD(7))),
-    "PCD, uneven, autograd": Case(bits, dataclasses.replace(FULL, negative=PCD(7)), trainer={"backend": "reference"}),
+    "PCD, uneven, autograd": Case(bits, dataclasses.replace(FULL, negative=PCD(7)), trainer={"backend": "autograd"}),
     "more chains than samples": Case(bits, dataclasses.replace(OWN, negative=PCD(50))),
     "tempered, uneven": Case(bits, dataclasses.replace(OWN, negative=TemperedPCD(5, 4, 2))),
     "tempered, reals": Case(reals, dataclasses.replace(OWN, negative=TemperedPCD(5, 3))),
@@ -105,7 +105,7 @@ CASES = {
         bits, dataclasses.replace(FULL, negative=PCD(7)), GAPS, fit={"nan_is_missing": True}
     ),
     "weights": Case(bits, dataclasses.replace(FULL, negative=PCD(7)), weights=np.arange(SAMPLES) % 5),
-    "autograd": Case(bits, FULL, trainer={"backend": "reference"}),
+    "autograd": Case(bits, FULL, trainer={"backend": "autograd"}),
     "CP, centered": Case(lambda: BoltzmannMachine(Bernoulli((6, 5)), Bernoulli(7), CP(3)), FULL),
     "labels": Case(
         labeled,

@@ -1,9 +1,15 @@
 """Devices by name, and threads for small products."""
 
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
-from mvrbm.devices import resolve_device, sensible_threads
+from mvrbm.devices import one_thread, resolve_device, sensible_threads
 from mvrbm.models import mvrbm
 
 
@@ -49,3 +55,69 @@ def test_small_products_use_one_thread():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def in_a_thread(work):
+    """Return the result of a function that runs in a new thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_overlapping_contexts_restore_the_number_of_threads():
+    entered = threading.Event()
+    left = threading.Event()
+
+    def other():
+        with one_thread() as outside:
+            entered.set()
+            left.wait()
+            inside = torch.get_num_threads()
+        return outside, inside, torch.get_num_threads()
+
+    with ThreadPoolExecutor(1) as pool:
+        with one_thread() as outside:
+            job = pool.submit(other)
+            entered.wait()
+        assert (outside, torch.get_num_threads()) == (2, 2)
+        left.set()
+        assert job.result() == (2, 1, 2)
+    assert torch.get_num_threads() == 2
+    assert in_a_thread(torch.get_num_threads) == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_contexts_in_each_other():
+    with one_thread() as outer:
+        with one_thread() as inner:
+            assert (outer, inner, torch.get_num_threads()) == (2, 1, 1)
+        assert torch.get_num_threads() == 1
+        assert in_a_thread(torch.get_num_threads) == 1
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_process_keeps_one_thread():
+    code = (
+        "import os, torch\n"
+        "from mvrbm.devices import one_thread\n"
+        "torch.set_num_threads(2)\n"
+        "with one_thread():\n"
+        "    child = os.fork()\n"
+        "if not child:\n"
+        "    with one_thread() as outside:\n"
+        "        pass\n"
+        "    os._exit(10 * outside + torch.get_num_threads())\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 11\n"
+        "assert torch.get_num_threads() == 2\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr

@@ -176,3 +176,20 @@ def test_gradients_of_all_processes_add_up_to_the_gradient_of_one(n_chains, size
 def test_fewer_chains_than_processes_are_an_error():
     with pytest.raises(ValueError, match="n_chains must be at least the number of processes \\(8\\), got 6"):
         TemperedPCD(6, 3).share(World(0, 8))
+
+
+def test_logged_metrics_are_reduced_on_the_device_for_messages(monkeypatch):
+    """With NCCL alone, tensors on a CPU cannot be reduced."""
+    seen = []
+
+    def all_reduce(tensor):
+        seen.append(tensor.device.type)
+        raise StopIteration
+
+    monkeypatch.setattr("mvrbm.distributed._message_device", lambda: "meta")
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    trainer = Trainer(mvrbm.models.mvrbm((2, 2), (2, 2)), world=World())
+    trainer.world = World(0, 2)
+    with pytest.raises(StopIteration):
+        trainer.log({"reconstruction_error": 1.0})
+    assert seen == ["meta"]

@@ -66,3 +66,11 @@ def test_shapes_alone_need_no_memory():
 def test_there_is_memory(monkeypatch):
     monkeypatch.undo()
     assert 2**20 < memory.available_memory("cpu") < 2**50
+
+
+def test_memory_that_pytorch_has_reserved_on_a_gpu_is_available(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**36))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * 2**30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * 2**30)
+    assert memory.available_memory("cuda") == 4 * 2**30

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -26,7 +27,53 @@ def _protect_forks() -> None:
     forked processes.
     """
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
+        os.register_at_fork(after_in_child=_limit_child)
+
+
+class _Limit:
+    """Record of which threads of this process are in :func:`one_thread`.
+
+    PyTorch stores the number of threads separately for each thread. A new thread starts with the number that was set
+    last in any thread, which is 1 while another thread is in :func:`one_thread`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        # Number of threads before the first of the current contexts was entered.
+        self._outside = 1
+        self._here = threading.local()
+
+    def enter(self) -> tuple[int, bool]:
+        """Limit this thread. Return its number of threads outside the context, and whether it was already limited."""
+        with self._lock:
+            found = torch.get_num_threads()
+            nested = getattr(self._here, "limited", False)
+            if self._count == 0:
+                self._outside = found
+            elif not nested and found == 1:
+                found = self._outside
+            self._count += 1
+            self._here.limited = True
+            torch.set_num_threads(1)
+            return found, nested
+
+    def leave(self, n_threads: int, nested: bool) -> None:
+        """Leave a context, given the result of :meth:`enter`."""
+        with self._lock:
+            self._count -= 1
+            self._here.limited = nested
+            torch.set_num_threads(n_threads)
+
+
+_limit = _Limit()
+
+
+def _limit_child() -> None:
+    """Limit a forked process to one thread. Its copies of contexts that its parent entered have no effect on exit."""
+    global _limit
+    _limit = _Limit()
+    torch.set_num_threads(1)
 
 
 def resolve_device(device: str | torch.device = "auto") -> torch.device:
@@ -79,27 +126,44 @@ def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool
     int
         Number of threads that PyTorch would otherwise use. The C code may use this many threads.
     """
-    _protect_forks()
-    former = torch.get_num_threads()
-    multiplications = batch_size * max(link.operations for link in machine.links.values())
-    on_cpu = machine.like.device.type == "cpu"
-    if not on_cpu or (needed and multiplications >= _WORTH_THREADS):
-        yield former
-        return
-    with one_thread():
+    multiplications = batch_size * max(link.operations for link in machine.links.values()) if needed else 0
+    with threads_worth(multiplications, machine.like.device) as former:
         yield former
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Context manager that limits PyTorch to one thread so that rounding does not depend on the thread count."""
+def threads_worth(multiplications: int, device: torch.device) -> Iterator[int]:
+    """Context manager that limits PyTorch to one thread on the CPU if matrix products have few multiplications.
+
+    It yields the number of threads that PyTorch would otherwise use.
+    """
     _protect_forks()
-    former = torch.get_num_threads()
-    torch.set_num_threads(1)
+    if device.type != "cpu" or multiplications >= _WORTH_THREADS:
+        yield torch.get_num_threads()
+        return
+    with one_thread() as former:
+        yield former
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[int]:
+    """Context manager that limits PyTorch to one thread so that rounding does not depend on the thread count.
+
+    Several threads can be in this context at the same time.
+
+    Yields
+    ------
+    int
+        Number of threads outside the context.
+    """
+    _protect_forks()
+    limit = _limit
+    former, nested = limit.enter()
     try:
-        yield
+        yield former
     finally:
-        torch.set_num_threads(former)
+        if limit is _limit:  # otherwise, this is a forked process
+            limit.leave(former, nested)
 
 
 def n_processors(device: torch.device) -> int:

@@ -95,6 +95,14 @@ class World:
         """Return the sum of a number over all processes."""
         return float(torch.cat(self.gather(torch.tensor([number], dtype=torch.float64))).sum())
 
+    def means(self, numbers: Sequence[float]) -> list[float]:
+        """Return the mean of each number over all processes."""
+        if self.size == 1:
+            return list(numbers)
+        totals = torch.tensor(numbers, dtype=torch.float64, device=_message_device())
+        dist.all_reduce(totals)
+        return [total / self.size for total in totals.tolist()]
+
     def broadcast_int(self, number: int) -> int:
         """Return the value of `number` on the main process."""
         return number if self.size == 1 else int(self.gather(torch.tensor([number]))[0])

@@ -16,10 +16,14 @@ _NEGLIGIBLE = 2**28
 
 
 def available_memory(device: str | torch.device = "cpu") -> int | None:
-    """Return the available memory of a device in bytes, or None if the system does not report it."""
+    """Return the available memory of a device in bytes, or None if the system does not report it.
+
+    On a GPU, this includes memory that PyTorch has reserved but does not use.
+    """
     device = torch.device(device)
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
     found = [_linux_memory(), _limit_of_container()]
     with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows does not have os.sysconf.
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -10,8 +10,11 @@ from mvrbm.backends.choose import BACKENDS, choose_backend, fastest_backend, ker
 from mvrbm.backends.cpu.gemm import GemmBackend
 from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.couplings import CP, Kronecker
+from mvrbm.data.sources import as_source
 from mvrbm.training import Trainer
 from mvrbm.units import Bernoulli
+from mvrbm.updates import update
+from mvrbm.updates.gradient import contrast_by_autograd
 
 
 def prepared(link=None, **how):
@@ -27,6 +30,7 @@ def test_every_backend_says_why_it_cannot_compute_a_training_run():
     assert reasons.keys() == BACKENDS.keys()
     assert reasons["gemm"] is None
     assert reasons["reference"] is None
+    assert reasons["autograd"] is None
     for name in ("tensor", "per_sample", "full_matrix", "graph"):
         assert "cpu" in reasons[name]
 
@@ -37,7 +41,26 @@ def test_the_fastest_backend_is_chosen_unless_one_is_named():
     assert isinstance(choose_backend(*run, 1, name="reference"), ReferenceBackend)
     assert isinstance(choose_backend(*run, 1, name="gemm"), GemmBackend)
     assert isinstance(choose_backend(*prepared(CP(3)), 1), ReferenceBackend)
-    assert isinstance(choose_backend(*prepared(backend="reference"), 1), ReferenceBackend)
+    assert isinstance(choose_backend(*prepared(backend="autograd"), 1), ReferenceBackend)
+
+
+@pytest.mark.parametrize("name", ["reference", "autograd"])
+def test_only_autograd_differentiates_free_energies(monkeypatch, name):
+    differentiated = []
+
+    def counted(*arguments):
+        differentiated.append(name)
+        return contrast_by_autograd(*arguments)
+
+    monkeypatch.setattr(update, "contrast_by_autograd", counted)
+    machine = BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 7)), Kronecker(2))
+    trainer = Trainer(machine, backend=name).fit(torch.rand(20, 6, 5), 1)
+    batch = next(as_source(torch.rand(5, 6, 5), machine).head(5))
+    trainer.train_on(batch)
+    assert trainer.update == 2
+    assert differentiated == [name] * (2 if name == "autograd" else 0)
+    settings, states, sources = prepared()
+    assert choose_backend(settings, states, sources, 1, name=name).settings.by_autograd == (name == "autograd")
 
 
 def test_a_named_backend_that_cannot_compute_the_run_is_an_error():
@@ -59,7 +82,7 @@ def test_without_kernels_no_backend_trains_groups():
     assert kernel_backend(settings, state, source, 2) is None
 
 
-@pytest.mark.parametrize("name", ["gemm", "reference"])
+@pytest.mark.parametrize("name", ["gemm", "reference", "autograd"])
 def test_trainers_use_the_backend_that_the_user_names(monkeypatch, name):
     entry = BACKENDS[name]
     built = []

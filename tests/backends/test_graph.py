@@ -248,16 +248,6 @@ def test_memory_bounds_what_is_formed():
 # -- tensor cores, and graphs that are used again -----------------------------------------------------------
 
 
-def test_tensor_cores_are_allowed_inside_the_block_alone():
-    matmul = torch.backends.cuda.matmul
-    assert matmul.allow_tf32 is False
-    with graphs.tensor_cores():
-        assert matmul.allow_tf32 is True
-    with pytest.raises(ZeroDivisionError), graphs.tensor_cores():
-        raise ZeroDivisionError
-    assert matmul.allow_tf32 is False
-
-
 def test_epochs_allow_tensor_cores_unless_they_have_to_be_exact():
     seen = []
 
@@ -388,7 +378,7 @@ class EveryBatch(Callback):
 
 
 UNSUPPORTED = {
-    "gradient": (DEFAULT, {"backend": "reference"}, {}, "reference backend"),
+    "gradient": (DEFAULT, {"backend": "autograd"}, {}, "by autograd"),
     "chains": (dataclasses.replace(DEFAULT, negative=Reading()), {}, {}, "its chains are Reading"),
     "callback": (DEFAULT, {"callbacks": [EveryBatch()]}, {}, "a callback needs every batch"),
 }

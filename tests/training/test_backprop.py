@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mvrbm import RandomSource
-from mvrbm.training.backprop import DescentSettings, descend
+from mvrbm.training.backprop import DescentSettings, Objective, descend
 
 
 def quadratic(n=4):
@@ -38,7 +38,7 @@ def test_early_stopping_ends_with_the_best_epoch():
         weights.append(float(module.weight.detach()))
         return next(scores)
 
-    history = descend(module, [], loss, torch.ones(4), settings(patience=2), RandomSource(0), score).history
+    history = descend(module, Objective(loss, torch.ones(4)), settings(patience=2), RandomSource(0), score).history
     assert [row["validation_error"] for row in history] == [0.5, 0.3, 0.3, 0.3, 0.4]  # two epochs after the third
     assert float(module.weight.detach()) == weights[2] != weights[-1]
 
@@ -47,7 +47,7 @@ def test_averaging_is_a_running_mean_and_is_what_is_scored():
     module, loss, seen = quadratic()
     scored = []
     score = lambda: (scored.append(float(module.weight.detach())), (1 / len(scored), 0.0))[1]  # noqa: E731
-    descend(module, [], loss, torch.ones(4), settings(averaging=0.5), RandomSource(0), score)
+    descend(module, Objective(loss, torch.ones(4)), settings(averaging=0.5), RandomSource(0), score)
     visited = [*seen[1:]]  # after updates 1 to 5; the sixth is not seen
     mean, means = 0.0, []
     for number, weight in enumerate(visited, start=1):
@@ -63,9 +63,7 @@ def test_the_rate_falls_along_a_cosine_and_decay_pulls_weights_alone():
         module, loss, seen = quadratic()
         descend(
             module,
-            [],
-            lambda rows, loss=loss: 100 * loss(rows),
-            torch.ones(4),
+            Objective(lambda rows, loss=loss: 100 * loss(rows), torch.ones(4)),
             settings(schedule=schedule),
             RandomSource(0),
         )
@@ -77,7 +75,14 @@ def test_the_rate_falls_along_a_cosine_and_decay_pulls_weights_alone():
     with torch.no_grad():
         module.weight.fill_(1), module.bias.fill_(1)
     flat = lambda rows: 0 * (module.weight.sum() + module.bias.sum())  # noqa: E731
-    descend(module, [module.weight], flat, torch.ones(4), settings(weight_decay=0.5, n_epochs=1), RandomSource(0))
+    decaying = [module.weight]
+    descend(
+        module,
+        Objective(flat, torch.ones(4)),
+        settings(weight_decay=0.5, n_epochs=1),
+        RandomSource(0),
+        decaying=decaying,
+    )
     assert float(module.weight.detach()) == pytest.approx(1 - 0.1 * 0.5)
     assert float(module.bias.detach()) == 1
 
@@ -94,7 +99,8 @@ def test_random_numbers_of_the_loss_depend_on_the_update_alone():
         seen.append(drawn)
         return module.weight.sum() * 0
 
-    descend(module, [], loss, torch.ones(4), settings(n_epochs=2, batch_size=2), RandomSource(0), draws_from=(source,))
+    objective = Objective(loss, torch.ones(4), draws_from=(source,))
+    descend(module, objective, settings(n_epochs=2, batch_size=2), RandomSource(0))
     assert len(seen) == 4
     for update, drawn in enumerate(seen):
         numbers = expected.at_step(update, draw=update % 2)

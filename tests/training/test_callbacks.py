@@ -264,7 +264,7 @@ class Parameters(Callback):
         self.after.append([p.detach().clone() for p in trainer.machine.parameters()])
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "autograd"])
 @pytest.mark.parametrize(
     ("values", "best", "stops_after"),
     [
@@ -310,10 +310,84 @@ def test_each_machine_of_a_stack_stops_separately():
 
 def test_early_stopping_names_what_is_logged():
     callbacks = [Monitor(bits(), pseudo_sites=0), EarlyStopping("loss")]
-    with pytest.raises(ValueError, match=r"monitors 'loss', but only \[.*'reconstruction_error'"):
-        Trainer(mvrbm((3, 3), (2, 2)), callbacks=callbacks).fit(bits(), 1, initialize=True)
+    with pytest.warns(UserWarning, match=r"monitors 'loss', but only \[.*'reconstruction_error'") as warned:
+        Trainer(mvrbm((3, 3), (2, 2)), callbacks=callbacks).fit(bits(), 3, initialize=True)
+    assert len(warned) == 1
     with pytest.raises(ValueError, match="patience"):
         EarlyStopping(patience=0)
+
+
+def test_early_stopping_ignores_rows_without_its_metric():
+    class Other(Callback):
+        def on_epoch_end(self, trainer):
+            trainer.log({"other": 0.0})
+
+    scripted = Scripted([5, 4, 4, 4, 3, 3])
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), callbacks=[scripted, Other(), EarlyStopping(patience=2)])
+    trainer.fit(bits(), 6)
+    assert trainer.epoch == 4
+
+
+# -- what a failing callback leaves behind ------------------------------------------------------------------
+
+
+class Recorded(Callback):
+    """Records its calls, and raises an error in one of its hooks."""
+
+    def __init__(self, calls, name, fails=None):
+        self.calls, self.name, self.fails = calls, name, fails
+
+    def called(self, hook):
+        self.calls.append(f"{self.name} {hook}")
+        if hook == self.fails:
+            raise RuntimeError(f"{self.name} {hook}")
+
+    def on_train_begin(self, trainer):
+        self.called("begins")
+
+    def on_epoch_end(self, trainer):
+        self.called("trains")
+
+    def on_train_end(self, trainer):
+        self.called("ends")
+
+
+ALL = [f"{name} {hook}" for hook in ("begins", "trains", "ends") for name in "abc"]
+LIFECYCLES = [
+    ({"b": "begins"}, ["a begins", "b begins", "a ends"], "b begins"),
+    ({"b": "trains"}, [call for call in ALL if call != "c trains"], "b trains"),
+    ({"a": "ends"}, ALL, "a ends"),
+    ({"b": "trains", "a": "ends"}, [call for call in ALL if call != "c trains"], "b trains"),
+    ({"c": "ends", "b": "ends"}, ALL, "b ends"),
+]
+
+
+@pytest.mark.parametrize(("fails", "expected", "error"), LIFECYCLES)
+def test_callbacks_that_began_end_even_if_others_fail(fails, expected, error):
+    calls = []
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), callbacks=[Recorded(calls, name, fails.get(name)) for name in "abc"])
+    with pytest.raises(RuntimeError, match=error):
+        trainer.fit(bits(), 1)
+    assert calls == expected
+    assert trainer.failed
+
+
+def test_a_checkpoint_folder_is_free_after_another_callback_failed_to_begin(tmp_path):
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), callbacks=[Checkpoint(tmp_path), EarlyStopping()])
+    with pytest.raises(ValueError, match="add a Monitor"):
+        trainer.fit(bits(), 1)
+    again = Trainer(mvrbm((3, 3), (2, 2)), callbacks=[Checkpoint(tmp_path)]).fit(bits(), 1)
+    assert again.epoch == 1
+
+
+def test_the_last_checkpoint_is_saved_although_another_callback_fails_to_end(tmp_path):
+    callbacks = [Recorded([], "a", "ends"), Checkpoint(tmp_path, every=1000)]
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), callbacks=callbacks)
+    with pytest.raises(RuntimeError, match="a ends"):
+        trainer.fit(bits(), 2)
+    again = Trainer(mvrbm((3, 3), (2, 2)))
+    assert again.resume(tmp_path)
+    assert again.next_epoch == 2
 
 
 # -- what is written --------------------------------------------------------------------------------------
@@ -337,6 +411,19 @@ def test_csv_log_holds_the_history(tmp_path):
     trainer.fit(x, 5, initialize=True)
     assert rows_of(path) == as_text(trainer.history)
     assert len(trainer.history) == 5
+
+
+def test_csv_log_has_a_column_for_every_metric(tmp_path):
+    class Sometimes(Callback):
+        def on_epoch_end(self, trainer):
+            trainer.log({"rare": 1.0} if trainer.epoch == 2 else {"usual": 0.5})
+
+    path = tmp_path / "run.csv"
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Sometimes(), CSVLog(path)]).fit(bits(), 3)
+    rows = rows_of(path)
+    assert [(row["usual"], row["rare"]) for row in rows] == [("0.5", ""), ("", "1.0"), ("0.5", "")]
+    trainer.fit(bits(), 4)
+    assert rows_of(path) == [*rows, {"epoch": "4", "update": str(trainer.update), "usual": "0.5", "rare": ""}]
 
 
 @pytest.mark.parametrize("n_epochs", [0, 2])

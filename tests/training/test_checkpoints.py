@@ -22,6 +22,7 @@ from mvrbm.training import (
     CD,
     PCD,
     Callback,
+    CallOrder,
     Checkpoint,
     EarlyStopping,
     Monitor,
@@ -591,7 +592,7 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path):
             self.code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     second = Second()
-    second.comes_last = True
+    second.call_order = CallOrder.AFTER_CHECKPOINT
     callbacks = [Checkpoint(tmp_path), second]
     Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=BATCH), callbacks=callbacks).fit(bits(), 1, initialize=True)
     assert second.code == 7

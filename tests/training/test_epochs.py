@@ -1,10 +1,12 @@
 """Epochs that a backend computes as a whole: orders of the samples, and what the loop stores and loads."""
 
+import signal
+
 import numpy as np
 import pytest
 import torch
 
-from mvrbm import Bernoulli, BoltzmannMachine, Kronecker, RandomSource
+from mvrbm import Bernoulli, BoltzmannMachine, Gaussian, Kronecker, RandomSource
 from mvrbm.backends import choose
 from mvrbm.backends.base import EpochBackend
 from mvrbm.backends.choose import BackendChoice
@@ -12,7 +14,6 @@ from mvrbm.data.sources import as_source
 from mvrbm.models import mvrbm
 from mvrbm.training import Callback, Recipe, Trainer, fit_together
 from mvrbm.training.epochs import EpochLoop, EpochOrders
-from mvrbm.updates.state import TrainState
 
 CPU = torch.device("cpu")
 
@@ -133,20 +134,72 @@ def test_a_stop_within_an_epoch_stores_and_continues_there(monkeypatch):
 
 
 def test_a_loop_runs_several_states_with_their_orders():
-    machines = [BoltzmannMachine(Bernoulli((3, 3)), Bernoulli((2, 2)), Kronecker(), seed=seed) for seed in (0, 1)]
-    states = [TrainState(machine, RandomSource(seed)) for seed, machine in enumerate(machines)]
-    rngs = [RandomSource(5), RandomSource(6)]
+    runs = [Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=10), seed=seed) for seed in (5, 6)]
+    states = [run.state for run in runs]
+    rngs = [run.order_rng for run in runs]
     backend = Recorder()
-    loop = EpochLoop(backend, states, [as_source(bits(), machines[0])] * 2, rngs)
+    loop = EpochLoop(backend, runs, [as_source(bits(), run.machine) for run in runs])
     loop.load()
-    loop.run(lambda: False)
+    loop.run_epoch()
     assert not loop.stored
     loop.load()  # does nothing, because the backend is ahead of the states
     assert backend.calls == ["load", "epoch"]
     assert [state.batch for state in states] == [4, 4]
     assert torch.equal(backend.orders[0], torch.stack([rng.at_step(0).permutation(35) for rng in rngs]))
-    assert loop.store() == [False, False]
+    loop.store()
     assert loop.stored
+    assert loop.diverged == [False, False]
+
+
+def runs_of_a_recorder(monkeypatch, backend, machines, n_epochs=3):
+    """Return trainers whose machines `fit_together` trains with a recorder."""
+    choice = BackendChoice("records its calls", lambda *run: None, lambda *run: backend, trains_groups=True)
+    monkeypatch.setattr(choose, "BACKENDS", {"recorder": choice})
+    return [Trainer(machine, Recipe(batch_size=10, n_epochs=n_epochs)) for machine in machines]
+
+
+def test_several_runs_stop_together_within_an_epoch(monkeypatch):
+    class Interrupted(Recorder):
+        def epoch(self, states, orders, stopped):
+            if "epoch" in self.calls:
+                signal.raise_signal(signal.SIGINT)
+            return super().epoch(states, orders, stopped)
+
+    machines = [mvrbm((3, 3), (2, 2)) for _ in range(2)]
+    trainers = runs_of_a_recorder(monkeypatch, Interrupted(stops=True), machines)
+    with pytest.raises(KeyboardInterrupt):
+        fit_together(trainers, [bits()] * 2)
+    for trainer in trainers:
+        assert (trainer.epoch, trainer.state.batch, trainer.update) == (1, 1, 5)
+        assert (trainer.stop, trainer.interrupted, trainer.failed) == (True, True, False)
+        assert bool((trainer.machine.hidden.bias == 5).all())
+
+
+def test_several_runs_record_that_they_failed(monkeypatch):
+    class Failing(Recorder):
+        def epoch(self, states, orders, stopped):
+            raise RuntimeError
+
+    trainers = runs_of_a_recorder(monkeypatch, Failing(), [mvrbm((3, 3), (2, 2)) for _ in range(2)])
+    with pytest.raises(RuntimeError):
+        fit_together(trainers, [bits()] * 2)
+    assert all(trainer.failed for trainer in trainers)
+
+
+def test_a_run_whose_energy_becomes_unbounded_does_not_disturb_the_others(monkeypatch):
+    class Growing(Recorder):
+        """Makes the coupling of the first machine too large once, as training that diverges does."""
+
+        def store(self, states):
+            with torch.no_grad():
+                states[0].machine.links["visible"].factors[0].fill_(0.01 if "store" in self.calls else 100.0)
+            return super().store(states)
+
+    machines = [BoltzmannMachine(Gaussian((3, 3)), Gaussian((2, 2)), Kronecker(), seed=seed) for seed in (0, 1)]
+    trainers = runs_of_a_recorder(monkeypatch, Growing(), machines, n_epochs=2)
+    outcomes = fit_together(trainers, [bits()] * 2)
+    assert [outcome.diverged for outcome in outcomes] == [trainer.failed for trainer in trainers] == [True, False]
+    assert [trainer.epoch for trainer in trainers] == [2, 2]
 
 
 # -- several trainers -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from mvrbm.training import (
     TemperedPCD,
     Trainer,
 )
+from mvrbm.training import trainer as trainer_module
 from mvrbm.updates.gradient import contrast_by_autograd
 
 # Probability that a check of a correct sampler fails with a new seed. The seeds are fixed.
@@ -107,7 +109,7 @@ def test_global_generators_do_not_change():
 def test_analytic_and_autograd_training_agree(recipe):
     recipe = Recipe(negative=TemperedPCD(6, 3)) if recipe == "tempered" else RECIPES[recipe]
     ends = []
-    for backend in ("auto", "reference"):
+    for backend in ("auto", "reference", "autograd"):
         machine = mixed()
         trainer = Trainer(machine, dataclasses.replace(recipe, batch_size=20), backend=backend)
         ends.append(parameters(trainer.fit(mixed_data(50), 5, initialize=True).machine))
@@ -325,11 +327,35 @@ def saved_and_read(machine, folder):
     return read_machine(folder)
 
 
-@pytest.mark.parametrize("change", [trained, loaded, with_a_bias, with_other_factors, saved_and_read])
+def with_the_opposite_factors(machine):
+    with torch.no_grad():
+        machine.links["visible"].factors[0].neg_()
+    return machine
+
+
+def with_reversed_factors(machine):
+    with torch.no_grad():
+        machine.links["visible"].factors[1].copy_(machine.links["visible"].factors[1].flip(1))
+    return machine
+
+
+def of_the_parts_of_another(machine):
+    trained(machine)
+    return BoltzmannMachine(machine.layers["visible"], machine.hidden, machine.links["visible"])
+
+
+CHANGES = [
+    trained, loaded, with_a_bias, with_other_factors, with_the_opposite_factors, with_reversed_factors,
+    of_the_parts_of_another, saved_and_read,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_only_new_machines_are_initialized_by_default(tmp_path, change):
     x = patterns(20, (3, 3))
     machine = mvrbm((3, 3), (2, 2), seed=9)
     machine = change(machine, tmp_path) if change is saved_and_read else change(machine)
+    assert not machine.is_new
     start = parameters(machine)
     Trainer(machine).fit(x, 0)
     assert_equal(parameters(machine), start)
@@ -784,7 +810,7 @@ def test_defaults_are_stable_for_the_other_couplings(coupling):
     assert reconstruction(machine, x) < 0.9 * spread(x)
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "autograd"])
 def test_steps_shrink_with_learned_variances(backend):
     """One hidden unit explains the data, so that variances fall far below those of the data. Fixed rates diverge."""
     rng = np.random.default_rng(0)
@@ -861,3 +887,18 @@ def test_updates_before_the_run_has_begun_are_an_error():
     trainer.prepare(x)
     trainer.train_on(batch)
     assert trainer.update == 1
+
+
+@pytest.mark.parametrize("n_before", [20, 30])
+def test_gpu_memory_that_will_not_be_reused_is_free_before_memory_is_checked(monkeypatch, n_before):
+    x = patterns(20, (3, 3))
+    first, second = (Trainer(mvrbm((3, 3), (2, 2))) for _ in range(2))
+    of_first, of_second = (SimpleNamespace(n_samples=n_before) for _ in range(2))
+    monkeypatch.setitem(trainer_module._kept_backend, first.state, of_first)
+    monkeypatch.setitem(trainer_module._kept_backend, second.state, of_second)
+    at_check = []
+    monkeypatch.setattr(
+        trainer_module, "check_training_memory", lambda *_: at_check.append([first.kept_backend, second.kept_backend])
+    )
+    second.prepare(x)
+    assert at_check == [[None, of_second if n_before == 20 else None]]

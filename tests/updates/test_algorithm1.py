@@ -118,7 +118,7 @@ CASES = [  # samples, size of a batch, steps of CD, standard deviation of the fa
 ]
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "autograd"])
 @pytest.mark.parametrize(("_", "n", "b", "K", "std"), CASES)
 def test_preset_paper_makes_the_updates_of_algorithm_1(_, n, b, K, std, backend):
     X = data(n, (4, 5))

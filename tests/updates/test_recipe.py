@@ -14,7 +14,8 @@ from mvrbm.likelihood import log_likelihood
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.training import CD, PCD, Checkpoint, Recipe, Trainer
 from mvrbm.units import Bernoulli, Gaussian, make_unit
-from mvrbm.updates.initialization import safe_rates
+from mvrbm.updates.initialization import offsets
+from mvrbm.updates.learning_rate import safe_rates
 from mvrbm.updates.recipe import RECIPES, as_recipe
 
 
@@ -67,7 +68,8 @@ def test_a_computed_rate_is_multiplied_only_where_units_saturate():
         for factor in (1.0, 4.0):
             trainer = Trainer(machine, Recipe(rate_factor=factor), seed=0)
             moments = trainer.prepare(data, initialize=True).moments()
-            assert trainer.recipe.learning_rate == safe_rates(machine, trainer.recipe, moments)["visible"]
+            center = offsets(machine, trainer.recipe, moments)
+            assert trainer.recipe.learning_rate == safe_rates(machine, trainer.recipe, moments, center)["visible"]
             rates[name, factor] = trainer.recipe.learning_rate
     assert rates["bernoulli", 4.0] == pytest.approx(4 * rates["bernoulli", 1.0])
     assert rates["gaussian", 4.0] == rates["gaussian", 1.0]
@@ -95,7 +97,7 @@ def test_an_update_moves_each_coupling_by_its_own_rate():
     steps = {}
     for rate in (1.0, 0.25):
         machine, data = mixed_layers()
-        trainer = Trainer(machine, Recipe(learning_rate=0.1), seed=0, backend="reference")
+        trainer = Trainer(machine, Recipe(learning_rate=0.1), seed=0, backend="autograd")
         (batch,) = trainer.prepare(data, initialize=True).batches(50, trainer.order_rng)
         before = {name: p.detach().clone() for name, p in machine.named_parameters()}
         trainer.state.relative_rates = {"vector": rate}
@@ -152,6 +154,42 @@ def test_what_divides_the_steps_of_learned_variances_does_not_divide_the_rate_as
         rates.append(trainer.recipe.learning_rate)
     assert rates[0] < 0.1 * rates[1]  # the mean square is about 100 instead of 1
     assert rates[1] == pytest.approx(3 / (60 / 4 + 40 / 4), rel=1e-3)
+
+
+@pytest.mark.parametrize("sample_weight", [None, [1.0, 3.0] * 10])
+@pytest.mark.parametrize("optimizer", [None, torch.optim.SGD])
+def test_a_prior_is_weight_decay_that_decreases_with_the_number_of_samples(sample_weight, optimizer):
+    # The effective number of samples is (sum of weights)^2 / (sum of squared weights) = 40^2 / 100 = 16.
+    n = 20 if sample_weight is None else 16
+    weights = {}
+    for recipe in (Recipe(prior_precision=6, weight_decay=0.1), Recipe(weight_decay=0.1 + 6 / n), Recipe()):
+        machine = BoltzmannMachine(Bernoulli((4, 3)), Bernoulli((3, 3)), Kronecker(2))
+        make = None if optimizer is None else lambda groups: torch.optim.SGD(groups, lr=0.1)
+        trainer = Trainer(machine, dataclasses.replace(recipe, learning_rate=0.1), optimizer=make, seed=0)
+        trainer.sample_weight = sample_weight
+        data = Bernoulli((4, 3)).example(20, RandomSource(1))
+        trainer.fit(data, 3, initialize=True)
+        weights[recipe] = machine.links["visible"].dense().detach()
+    prior, decay, neither = weights.values()
+    torch.testing.assert_close(prior, decay, rtol=1e-6, atol=0)
+    assert (prior - neither).abs().max() > 0.01
+
+
+def test_data_of_unknown_length_has_no_prior():
+    machines = []
+    for precision in (0.0, 100.0):
+        machine = BoltzmannMachine(Bernoulli((4, 3)), Bernoulli((3, 3)), Kronecker(2))
+        trainer = Trainer(machine, Recipe(prior_precision=precision, learning_rate=0.1), seed=0)
+        trainer.fit(Stream(), 1, initialize=True)
+        machines.append(machine)
+    torch.testing.assert_close(*(machine.links["visible"].dense() for machine in machines))
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Twenty samples of a stream, whose number is unknown until an epoch ends."""
+
+    def __iter__(self):
+        yield from Bernoulli((4, 3)).example(20, RandomSource(1))
 
 
 def test_recipes_by_name():

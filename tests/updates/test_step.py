@@ -168,7 +168,7 @@ def bits(n=30):
     return (torch.rand((n, 3, 4), generator=torch.Generator().manual_seed(3)) < 0.4).float()
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "autograd"])
 def test_training_with_a_huge_rate_is_an_error_even_where_all_numbers_are_finite(backend):
     class Ended(Callback):
         def on_train_end(self, trainer):
@@ -190,7 +190,7 @@ def test_training_with_a_huge_rate_is_an_error_even_where_all_numbers_are_finite
 # -- the beginning ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "autograd"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_machine_is_not_changed_before_the_first_update(recipe, backend):
     machine = small_machine(std=0.5)

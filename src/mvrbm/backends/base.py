@@ -102,8 +102,8 @@ class EpochBackend(ABC):
         orders : Tensor (states, n_samples)
             Order of the samples for each state.
         stopped : callable
-            Function that returns True if training should stop. A backend that performs many updates at once may call
-            this function only once per epoch.
+            Function that returns True if training should stop. A backend that launches several updates at once calls
+            this function between launches.
         """
 
     def continues_with(

@@ -8,12 +8,13 @@ user requests a backend by name, that backend only has to support the training r
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mvrbm.backends import graph, reference
 from mvrbm.backends.base import EpochBackend, UpdateBackend, UpdateSettings
-from mvrbm.backends.cpu import flat, gemm, native, one_hot
+from mvrbm.backends.cpu import flat_backend, gemm, native, one_hot
 from mvrbm.backends.cuda import full_matrix, per_sample, tensor
 from mvrbm.backends.cuda.epochs import KernelBackend
 from mvrbm.backends.layout import Layout
@@ -130,7 +131,7 @@ BACKENDS: dict[str, BackendChoice] = {
     ),
     "gemm": BackendChoice(
         "CPU: sums of Kronecker products and full matrices, products of whole batches",
-        lambda settings, state, source: flat.unsupported_reason(settings, state),
+        lambda settings, state, source: flat_backend.unsupported_reason(settings, state),
         lambda settings, states, sources, threads: gemm.GemmBackend(settings[0], states[0]),
         lambda settings, state, source, models: gemm.slower_reason(state),
     ),
@@ -138,6 +139,13 @@ BACKENDS: dict[str, BackendChoice] = {
         "every machine, PyTorch operations one by one",
         _no_reason,
         lambda settings, states, sources, threads: reference.ReferenceBackend(settings[0]),
+    ),
+    "autograd": BackendChoice(
+        "every machine with a free energy, gradients by autograd instead of statistics, to check the other backends",
+        _no_reason,
+        lambda settings, states, sources, threads: reference.ReferenceBackend(
+            dataclasses.replace(settings[0], by_autograd=True)
+        ),
     ),
 }
 

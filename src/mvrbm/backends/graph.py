@@ -12,8 +12,8 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from mvrbm.backends.base import EpochBackend, UpdateSettings
 from mvrbm.backends.device_memory import too_large_reason
 from mvrbm.backends.formed import FormedMachine
 from mvrbm.backends.reference import ReferenceBackend
+from mvrbm.backends.tf32 import tensor_cores
 from mvrbm.cuda_graphs import capture
 from mvrbm.data.sources import Source, masks_of
 from mvrbm.extras import triton_runs_on
@@ -241,9 +242,7 @@ class GraphBackend(EpochBackend):
         centering = copy.copy(state.centering)
         if centering is not None:
             centering.machine = machine
-        # The random number generator reads the update number from a tensor, which graphs advance.
-        update = cast(int, self._clock)
-        return dataclasses.replace(state, machine=machine, centering=centering, update=update)
+        return dataclasses.replace(state, machine=machine, centering=centering, device_update=self._clock)
 
     def _fused_step(self, state: TrainState) -> FusedStep | None:
         """Return the kernels that perform the step in two launches, or None if PyTorch must perform the step."""
@@ -299,25 +298,6 @@ def _memory_of(state: TrainState) -> list[int]:
     return [state.rng.key, id(state.centering), *(tensor.data_ptr() for tensor in tensors)]
 
 
-@contextlib.contextmanager
-def tensor_cores() -> Iterator[None]:
-    """Context manager that enables TF32 tensor cores for float32 matrix products on GPUs.
-
-    TF32 rounds operands to 11 significant bits and accumulates in float32.
-    """
-    matmul = torch.backends.cuda.matmul
-    try:
-        former = matmul.allow_tf32
-    except RuntimeError:  # the user has set another TF32 option in PyTorch, which cannot be combined with this one
-        yield
-        return
-    matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        matmul.allow_tf32 = former
-
-
 def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
     """Return the reason why CUDA graphs do not support a training run, or None if they do."""
     device = state.machine.like.device
@@ -330,7 +310,7 @@ def not_capturable_reason(settings: UpdateSettings, state: TrainState, source: S
     """Return the reason why an update has to synchronize with the host, or None if it does not."""
     like = state.machine.like
     if settings.by_autograd:
-        return "the reference backend was requested"
+        return "gradients by autograd were requested"
     if (reason := settings.whole_epochs_unsupported_reason(source, masked=True)) is not None:
         return reason
     if not settings.negative.capturable:

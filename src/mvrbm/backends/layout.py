@@ -207,7 +207,7 @@ def factor_gains(layers: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return gains
 
 
-def unsupported_reason(
+def not_flat_reason(
     settings: UpdateSettings,
     state: TrainState,
     negatives: tuple[type[NegativePhase], ...] = (CD, PCD),
@@ -222,7 +222,7 @@ def unsupported_reason(
     machine = state.machine
     recipe = settings.recipe
     if settings.by_autograd:
-        return "the reference backend was requested"
+        return "gradients by autograd were requested"
     if settings.optimizer is not None:
         return "it has a custom optimizer or scheduler"
     if type(recipe.negative) not in negatives:  # a subclass may sample differently

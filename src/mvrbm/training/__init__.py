@@ -9,6 +9,7 @@ and the negative phases. Backends (:mod:`mvrbm.backends`) compute the updates. F
 from mvrbm.errors import DivergenceError
 from mvrbm.training.callbacks import (
     Callback,
+    CallOrder,
     Checkpoint,
     CSVLog,
     EarlyStopping,
@@ -29,6 +30,7 @@ __all__ = [
     "PCD",
     "RECIPES",
     "CSVLog",
+    "CallOrder",
     "Callback",
     "Checkpoint",
     "DivergenceError",

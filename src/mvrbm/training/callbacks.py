@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TextIO
 
@@ -20,7 +23,7 @@ from mvrbm.data.sources import Batch, as_source
 from mvrbm.distributed import World
 from mvrbm.errors import InputError, StorageError
 from mvrbm.extras import require
-from mvrbm.io.atomic import lock
+from mvrbm.io.atomic import lock, replace_file
 from mvrbm.likelihood import log_likelihood_interval
 from mvrbm.likelihood.pseudo import mean_pseudo_log_likelihood
 from mvrbm.machine import BoltzmannMachine
@@ -82,11 +85,20 @@ class TrainingRun(Protocol):
         """Raise StorageError if a folder contains checkpoints from another training run."""
 
 
+class CallOrder(IntEnum):
+    """When the trainer calls a hook of a callback, relative to the same hook of other callbacks."""
+
+    BEFORE_CHECKPOINT = 0
+    CHECKPOINT = 1
+    AFTER_CHECKPOINT = 2
+
+
 class Callback:
     """Base class for callbacks. All hooks do nothing by default."""
 
-    #: The trainer calls callbacks in ascending order of this number.
-    comes_last: ClassVar[int] = 0
+    #: Whether this callback is called before or after checkpoints are saved. Checkpoints include the changes made by
+    #: callbacks that are called before.
+    call_order: ClassVar[CallOrder] = CallOrder.BEFORE_CHECKPOINT
     #: Whether only the main process calls this callback.
     main_process_only: ClassVar[bool] = False
     #: Whether this callback may log metrics. Callbacks that monitor metrics require at least one callback that logs
@@ -106,7 +118,7 @@ class Callback:
         """Called before the first batch in `fit`."""
 
     def on_train_end(self, trainer: TrainingRun) -> None:
-        """Called when `fit` ends, even after an error."""
+        """Called when `fit` ends, even after an error, if :meth:`on_train_begin` raised no error."""
 
     def on_epoch_begin(self, trainer: TrainingRun) -> None:
         """Called before each epoch."""
@@ -355,8 +367,9 @@ def _reconstruction_error(trainer: TrainingRun, data: dict[str, Tensor]) -> floa
 class CSVLog(Reporter):
     """Callback that writes the metrics to a CSV file.
 
-    A training run that continues or resumes also continues its file. Each machine in a stack writes a separate file,
-    such as `log-layer-0.csv`.
+    A column is added when a metric is logged for the first time. It is empty in rows without this metric. A training
+    run that continues or resumes also continues its file. Each machine in a stack writes a separate file, such as
+    `log-layer-0.csv`.
 
     Parameters
     ----------
@@ -385,8 +398,8 @@ class CSVLog(Reporter):
         self._resumed = None
         self.path.unlink(missing_ok=True)
         self._names = []
-        for row in trainer.history:
-            self.on_log(trainer, row)
+        if trainer.history:
+            self._rewrite(trainer.history)
 
     def _is_unused(self) -> bool:
         return not self.path.exists() or self.path.stat().st_size == 0
@@ -409,15 +422,22 @@ class CSVLog(Reporter):
         self._resumed = state.get("file")
 
     def on_log(self, trainer: TrainingRun, row: dict[str, float]) -> None:
+        if set(row) <= set(self._names):
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self._names).writerow(row)
+        else:
+            self._rewrite(trainer.history)
+
+    def _rewrite(self, history: list[dict[str, float]]) -> None:
+        """Replace the file by all rows, with a column for each metric."""
+        self._names = list(dict.fromkeys(name for row in history for name in row))
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._names)
+        writer.writeheader()
+        writer.writerows(history)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            new = not self._names
-            if new:
-                self._names = list(row)
-            writer = csv.DictWriter(file, fieldnames=self._names, extrasaction="ignore")
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
+        with replace_file(self.path) as file:
+            file.write(text.getvalue().encode())
 
 
 class TensorBoard(Reporter):
@@ -448,6 +468,9 @@ class TensorBoard(Reporter):
 class EarlyStopping(Callback):
     """Callback that stops training when a metric stops improving. Another callback must log the metric.
 
+    Logged rows without the metric are ignored. If the first epoch with logged metrics does not contain the metric, the
+    callback issues a warning.
+
     Parameters
     ----------
     metric : str
@@ -465,7 +488,7 @@ class EarlyStopping(Callback):
 
     logs = False
     # The best parameters are restored after a `Checkpoint` has saved the last ones, from which training can resume.
-    comes_last = 2
+    call_order = CallOrder.AFTER_CHECKPOINT
 
     def __init__(
         self,
@@ -481,6 +504,7 @@ class EarlyStopping(Callback):
         self.restore_best = restore_best
         self.waited = 0
         self.best: float | None = None
+        self._warned = False
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
         """Check that another callback logs metrics. Stop immediately if the resumed run had already stopped early."""
@@ -492,10 +516,22 @@ class EarlyStopping(Callback):
         if self.best is None:
             trainer.state.best = {}
         trainer.stop = trainer.stop or self.waited >= self.patience
+        self._warned = False
+
+    def on_epoch_end(self, trainer: TrainingRun) -> None:
+        """Warn once if metrics have been logged, but not the monitored one. Its name may be misspelled."""
+        logged = {name for row in trainer.history for name in row}
+        if logged and self.metric not in logged and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"EarlyStopping monitors '{self.metric}', but only {sorted(logged)} have been logged",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def on_log(self, trainer: TrainingRun, row: dict[str, float]) -> None:
         if self.metric not in row:
-            raise ValueError(f"EarlyStopping monitors '{self.metric}', but only {sorted(row)} are logged")
+            return
         value = row[self.metric]
         sign = 1 if self.larger_is_better else -1
         if self.best is None or math.isnan(self.best) or sign * value > sign * self.best:
@@ -539,7 +575,7 @@ class Checkpoint(Periodic):
         Number of checkpoints to keep. Older checkpoints are deleted.
     """
 
-    comes_last = 1
+    call_order = CallOrder.CHECKPOINT
     logs = False
 
     def __init__(self, folder: str | os.PathLike[str], *, every: int | None = None, keep: int = 2) -> None:

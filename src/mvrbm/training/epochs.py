@@ -1,6 +1,10 @@
-"""Training loop for GPU backends that compute whole epochs. It trains one machine, or several machines together."""
+"""Training loop for GPU backends that compute whole epochs, for one machine or several machines together.
 
-from collections.abc import Callable, Sequence
+The loop for the other backends, which compute single updates, is in :class:`mvrbm.training.Trainer`.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -8,7 +12,9 @@ from torch import Tensor
 from mvrbm.backends.base import EpochBackend
 from mvrbm.data.sources import Source
 from mvrbm.data.weights import SampleWeights
+from mvrbm.errors import DivergenceError
 from mvrbm.random import RandomSource
+from mvrbm.training.callbacks import Callback
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import balance
@@ -54,64 +60,120 @@ class EpochOrders:
         return self._orders[epoch - self._first]
 
 
+class EpochRun(Protocol):
+    """Attributes and methods of :class:`~mvrbm.training.Trainer` that :class:`EpochLoop` uses."""
+
+    state: TrainState
+    recipe: Recipe
+    n_epochs: int
+    batches_per_epoch: int | None
+    stop: bool
+
+    @property
+    def callbacks(self) -> Sequence[Callback]:
+        """Callbacks, which may read and change the state after each epoch."""
+
+    @property
+    def order_rng(self) -> RandomSource:
+        """Random source for the order of the samples."""
+
+    def goes_on(self, stopping: bool) -> bool:
+        """Return whether to continue with the current or the next epoch."""
+
+    def begin_epoch(self) -> None:
+        """Called before an epoch."""
+
+    def end_epoch(self) -> None:
+        """Called after the last update of an epoch. Raises DivergenceError if the energy is unbounded."""
+
+
 class EpochLoop:
-    """Loop that computes whole epochs for one training run, or for several runs whose machines have the same shapes.
+    """Loop over epochs for one training run, or for several runs whose machines have the same shapes.
 
     Parameters
     ----------
     backend : EpochBackend
         Backend that computes the epochs.
-    states : sequence of TrainState
-        Training state for each run.
+    runs : sequence of EpochRun
+        Training runs. They have the same number of epochs and are at the same position.
     sources : sequence of Source
         Data source for each run.
-    order_rngs : sequence of RandomSource
-        Random source for the order of the samples in each run.
     """
 
-    def __init__(
-        self,
-        backend: EpochBackend,
-        states: Sequence[TrainState],
-        sources: Sequence[Source],
-        order_rngs: Sequence[RandomSource],
-    ) -> None:
+    def __init__(self, backend: EpochBackend, runs: Sequence[EpochRun], sources: Sequence[Source]) -> None:
         self.backend = backend
-        self.states = states
+        self.runs = runs
+        self.states = [run.state for run in runs]
         #: Whether the states contain the latest parameters computed by the backend.
         self.stored = True
+        #: Whether each run has diverged. If there is only one run, divergence raises `DivergenceError` instead.
+        self.diverged = [False] * len(runs)
         self._sources = sources
-        device = states[0].machine.like.device
+        device = self.states[0].machine.like.device
         self._orders = [
-            EpochOrders(rng, backend.n_samples, device, source.weights)
-            for rng, source in zip(order_rngs, sources, strict=True)
+            EpochOrders(run.order_rng, backend.n_samples, device, source.weights)
+            for run, source in zip(runs, sources, strict=True)
         ]
 
-    def run(self, stopped: Callable[[], bool]) -> None:
-        """Compute the remaining updates in the current epoch. The backend may stop early if `stopped` returns True."""
+    def fit(self) -> None:
+        """Train until all epochs are complete or a run requests a stop."""
+        first = self.runs[0]
+        read_by_callbacks = any(run.callbacks for run in self.runs)
+        while first.goes_on(self._stopping()):
+            for run in self.runs:
+                run.begin_epoch()
+            self.run_epoch()
+            last = self._stopping() or first.state.epoch + 1 >= first.n_epochs
+            # Writing the parameters back takes as long as several updates, so skip it unless the parameters are read.
+            if last or read_by_callbacks or first.state.machine.hidden.gaussian:
+                self.store()
+            if first.batches_per_epoch is None or first.state.batch < first.batches_per_epoch:
+                break
+            self.balance()
+            self._end_epoch()
+            if first.state.epoch < first.n_epochs:
+                self.load()
+        if not self.stored:
+            self.store()
+
+    def _stopping(self) -> bool:
+        return any(run.stop for run in self.runs)
+
+    def _end_epoch(self) -> None:
+        for number, run in enumerate(self.runs):
+            try:
+                run.end_epoch()
+            except DivergenceError:
+                if len(self.runs) == 1:
+                    raise
+                self.diverged[number] = True
+
+    def run_epoch(self) -> None:
+        """Compute the remaining updates in the current epoch. The backend may stop early if a run requests a stop."""
         for source in self._sources:
             source.check_all()
         epoch = self.states[0].epoch
         orders = torch.stack([orders.of_epoch(epoch) for orders in self._orders])
-        made = self.backend.epoch(self.states, orders, stopped)
+        made = self.backend.epoch(self.states, orders, self._stopping)
         for state in self.states:
             state.batch += made
         self.stored = False
 
-    def store(self) -> list[bool]:
-        """Copy parameters, momenta and chains from the backend to the states. Return whether each run diverged."""
+    def store(self) -> None:
+        """Copy parameters, momenta and chains from the backend to the states, and record which runs diverged."""
         self.stored = True
-        return self.backend.store(self.states)
+        found = self.backend.store(self.states)
+        self.diverged = [before or now for before, now in zip(self.diverged, found, strict=True)]
 
     def load(self) -> None:
         """After :meth:`store`, load the states into the backend again, because callbacks may have changed them."""
         if self.stored:
             self.backend.load(self.states)
 
-    def balance(self, recipe: Recipe) -> None:
-        """If `recipe.balance` is True, rescale the factors of each coupling so that their norms are equal."""
+    def balance(self) -> None:
+        """If the recipe enables it, rescale the factors of each coupling so that their norms are equal."""
         if self.stored:
-            for state in self.states:
-                balance(state.machine, recipe)
-        elif recipe.balance:
+            for run in self.runs:
+                balance(run.state.machine, run.recipe)
+        elif self.runs[0].recipe.balance:
             self.backend.balance(self.states)

@@ -11,7 +11,7 @@ from mvrbm.errors import DivergenceError
 from mvrbm.interrupt import finish_on_interrupt
 from mvrbm.training.epochs import EpochLoop
 from mvrbm.training.trainer import Trainer
-from mvrbm.updates.step import check_size, limit_overshoot
+from mvrbm.updates.step import check_size
 
 
 class Outcome(NamedTuple):
@@ -23,7 +23,13 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def fit_together(trainers: Sequence[Trainer], data: Sequence[Any], *, initialize: bool | None = None) -> list[Outcome]:
+def fit_together(
+    trainers: Sequence[Trainer],
+    data: Sequence[Any],
+    *,
+    masks: Sequence[Any] | None = None,
+    initialize: bool | None = None,
+) -> list[Outcome]:
     """Train several machines. Machines with the same shapes are trained together if a GPU backend supports it.
 
     Parameters
@@ -32,6 +38,9 @@ def fit_together(trainers: Sequence[Trainer], data: Sequence[Any], *, initialize
         One trainer per machine. Trainers with callbacks are run separately.
     data : sequence
         Data for each trainer. Pass the same object to trainers that share data.
+    masks : sequence, optional
+        Mask of the known entries for each trainer, or None. See :meth:`Trainer.fit`. Trainers that share data must also
+        share the mask.
     initialize : bool, optional
         Whether to start training from newly initialized parameters. See :meth:`Trainer.fit`.
 
@@ -41,7 +50,10 @@ def fit_together(trainers: Sequence[Trainer], data: Sequence[Any], *, initialize
         Outcome for each machine: whether training diverged, and the machine's share of the training time.
     """
     # Prepare all runs first, because the prepared states decide which runs can be trained together.
-    sources = [trainer.prepare(samples, initialize=initialize) for trainer, samples in zip(trainers, data, strict=True)]
+    sources = [
+        trainer.prepare(samples, mask=mask, initialize=initialize)
+        for trainer, samples, mask in zip(trainers, data, masks or [None] * len(data), strict=True)
+    ]
     outcomes: dict[int, Outcome] = {}
     for kernels, indices in _groups(trainers, sources):
         began = time.perf_counter()
@@ -117,32 +129,29 @@ def _fit_group(
 
     `sources` contains the source of each run, with its sample weights. Equal entries of `shared` have equal data.
     """
-    recipe = trainers[0].recipe
     for trainer in trainers:
-        trainer.n_epochs = recipe.n_epochs
+        trainer.start_fit()
     settings = [trainer.update_settings() for trainer in trainers]
     states = [trainer.state for trainer in trainers]
     # All backends that train groups compute whole epochs.
     backend = cast(EpochBackend, choose_backend(settings, states, shared, threads=1, name=kernels))
-    loop = EpochLoop(backend, states, sources, [trainer.order_rng for trainer in trainers])
-    diverged = [False] * len(trainers)
-    interrupts: list[type[BaseException]] = []
-    with finish_on_interrupt(interrupts.append):
-        while states[0].epoch < recipe.n_epochs and not interrupts:
-            loop.run(lambda: bool(interrupts))
-            last = bool(interrupts) or states[0].epoch + 1 >= recipe.n_epochs
-            if last or states[0].machine.hidden.gaussian:
-                diverged = loop.store()
-            loop.balance(recipe)
-            for state in states:
-                limit_overshoot(state.machine)
-                state.epoch += 1
-                state.batch = 0
-            if not last:
-                loop.load()
-    if interrupts:
-        raise interrupts[0]
-    return [failed or _is_too_large(trainer) for failed, trainer in zip(diverged, trainers, strict=True)]
+    loop = EpochLoop(backend, trainers, sources)
+
+    def stop(interrupt: type[BaseException]) -> None:
+        for trainer in trainers:
+            trainer.request_stop(interrupt)
+
+    try:
+        with finish_on_interrupt(stop):
+            loop.fit()
+    except BaseException:
+        for trainer in trainers:
+            trainer.failed = True
+        raise
+    trainers[0].raise_if_interrupted()
+    for trainer, diverged in zip(trainers, loop.diverged, strict=True):
+        trainer.failed = diverged or _is_too_large(trainer)
+    return [trainer.failed for trainer in trainers]
 
 
 def _is_too_large(trainer: Trainer) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,6 +53,28 @@ class _Numbers(NamedTuple):
     chains: RandomSource
 
 
+@dataclass
+class _Prepared:
+    """What `prepare` and `fit` have set up."""
+
+    #: Training data, or None before the first call.
+    source: Source | None = None
+    #: Effective number of training samples, or infinity if it is unknown.
+    n_effective: float = math.inf
+    #: Backend for the current `fit` if that backend computes one update at a time, otherwise None.
+    update_backend: UpdateBackend | None = None
+
+
+@dataclass
+class _Checkpoints:
+    """Checkpoints that belong to a training run."""
+
+    #: Checkpoint that the next `fit` resumes from.
+    to_restore: checkpoints.StoredRun | None = None
+    #: Checkpoint folders that the run resumed from or saved to.
+    own_folders: set[Path] = field(default_factory=set)
+
+
 class Trainer:
     """Training loop for a machine.
 
@@ -69,9 +93,11 @@ class Trainer:
     plateau_metric : str
         Name of the logged metric that a `ReduceLROnPlateau` scheduler monitors. See :class:`Monitor`.
     backend : str
-        Backend that computes the updates. ``"auto"`` selects the fastest backend, and ``"reference"`` computes
-        gradients with autograd. The other names are listed in `mvrbm.backends.choose.BACKENDS`. All backends give the
-        same results up to rounding. If the backend does not support the training run, `fit` raises ValueError.
+        Backend that computes the updates. ``"auto"`` selects the fastest backend, ``"reference"`` performs PyTorch
+        operations one by one, and ``"autograd"`` does the same with gradients by autograd. The other names are listed
+        in `mvrbm.backends.choose.BACKENDS`. All backends compute the same updates up to rounding. On GPUs, matrix
+        products round their operands to 11 significant bits (TF32 or fp16), except in ``"reference"`` and
+        ``"autograd"``. If the backend does not support the training run, `fit` raises ValueError.
     callbacks : sequence of Callback
         Callbacks to run during training.
     seed : int
@@ -147,15 +173,10 @@ class Trainer:
         self._optimizer_settings: OptimizerSettings | None = None
         if optimizer is not None or scheduler is not None:
             self._optimizer_settings = OptimizerSettings(optimizer, scheduler, plateau_metric)
-        self._source: Source | None = None
-        # Backend for the current `fit` if that backend computes one update at a time, otherwise None.
-        self._update_backend: UpdateBackend | None = None
+        self._prepared = _Prepared()
         # Exception that `raise_if_interrupted` raises if a signal interrupted `fit`.
         self._interrupt: type[BaseException] | None = None
-        # Checkpoint that the next `fit` resumes from.
-        self._to_restore: checkpoints.StoredRun | None = None
-        # Checkpoint folders that this run resumed from or saved to.
-        self._own_folders: set[Path] = set()
+        self._checkpoints = _Checkpoints()
 
     # -- interface for callbacks ------------------------------------------------------------------
 
@@ -219,15 +240,12 @@ class Trainer:
 
     @callbacks.setter
     def callbacks(self, callbacks: Sequence[Callback]) -> None:
-        self._callbacks = sorted(callbacks, key=lambda callback: callback.comes_last)
+        self._callbacks = sorted(callbacks, key=lambda callback: callback.call_order)
 
     def log(self, row: dict[str, float]) -> None:
         """Add metrics to the history and pass them to the callbacks. Values are averaged over all processes."""
-        if self.world.size > 1:
-            values = torch.tensor(list(row.values()), dtype=torch.float64)
-            self.world.all_reduce(values)
-            row = dict(zip(row, (values / self.world.size).tolist(), strict=True))
-        row = {"epoch": self.epoch, "update": self.update, **row}
+        means = self.world.means(list(row.values()))
+        row = {"epoch": self.epoch, "update": self.update, **dict(zip(row, means, strict=True))}
         self.history.append(row)
         self._notify("on_log", row=row)
 
@@ -258,7 +276,8 @@ class Trainer:
         initialize : bool, optional
             Whether the first call to `fit` initializes the machine's parameters from the data and the recipe. If None,
             the parameters are initialized only if the machine is new (:attr:`mvrbm.BoltzmannMachine.is_new`), that is,
-            if it was not trained or loaded and its parameters were not set.
+            if it was not trained or loaded, its parameters were not set, and its couplings are not from another
+            machine.
 
         Returns
         -------
@@ -266,29 +285,56 @@ class Trainer:
             This trainer.
         """
         source = self.prepare(data, mask=mask, nan_is_missing=nan_is_missing, initialize=initialize)
+        self.start_fit(n_epochs)
+        settings = self.update_settings()
+        with (
+            finish_on_interrupt(self.request_stop),
+            self._callbacks_running(),
+            contextlib.ExitStack() as while_training,
+        ):
+            backend = self._backend_for(settings, source, while_training)
+            if isinstance(backend, EpochBackend):
+                EpochLoop(backend, [self], [source]).fit()
+                _kept_backend[self.state] = backend
+            else:
+                while_training.callback(setattr, self._prepared, "update_backend", None)
+                self._fit_by_batches(backend, source)
+            if not self.interrupted:
+                check_size(self.machine, self.recipe, self.update)
+        return self
+
+    def start_fit(self, n_epochs: int | None = None) -> None:
+        """Set the number of epochs and reset the flags of the previous `fit`."""
         self.n_epochs = self.recipe.n_epochs if n_epochs is None else n_epochs
         self.stop = False
         self.failed = False
         self._interrupt = None
-        settings = self.update_settings()
-        with finish_on_interrupt(self._request_stop), contextlib.ExitStack() as while_training:
-            self._notify("on_train_begin")
+
+    @contextlib.contextmanager
+    def _callbacks_running(self) -> Iterator[None]:
+        """Context manager that calls `on_train_begin`, and `on_train_end` on exit.
+
+        `on_train_end` is called for every callback whose `on_train_begin` raised no error, even if other callbacks or
+        the training loop raise errors. The first of these errors is raised in the end.
+        """
+        begun = list[Callback]()
+        errors = list[BaseException]()
+        try:
+            for callback in self._active_callbacks():
+                callback.on_train_begin(self)
+                begun.append(callback)
+            yield
+        except BaseException as error:
+            self.failed = True
+            errors.append(error)
+        for callback in begun:
             try:
-                backend = self._backend_for(settings, source, while_training)
-                if isinstance(backend, EpochBackend):
-                    self._fit_by_epochs(EpochLoop(backend, [self.state], [source], [self.order_rng]))
-                    _kept_backend[self.state] = backend
-                else:
-                    self._fit_by_batches(backend, source)
-                if not self.interrupted:
-                    check_size(self.machine, self.recipe, self.update)
-            except BaseException:
-                self.failed = True
-                raise
-            finally:
-                self._update_backend = None
-                self._notify("on_train_end")
-        return self
+                callback.on_train_end(self)
+            except BaseException as error:
+                errors.append(error)
+        if errors:
+            self.failed = True
+            raise errors[0]
 
     def _backend_for(
         self, settings: UpdateSettings, source: Source, while_training: contextlib.ExitStack
@@ -298,7 +344,6 @@ class Trainer:
         For a new backend, the number of PyTorch threads is limited until the context `while_training` exits.
         """
         kept = _kept_backend.pop(self.state, None)
-        _kept_backend.clear()  # frees GPU memory used by other training runs
         if kept is not None and kept.continues_with([settings], [self.state], [source]):
             return kept
         del kept
@@ -309,10 +354,10 @@ class Trainer:
 
     def _fit_by_batches(self, backend: UpdateBackend, source: Source) -> None:
         """Train with a backend that computes one update at a time."""
-        self._update_backend = backend
+        self._prepared.update_backend = backend
         stopping = self._any_process_stops()
-        while self._goes_on(stopping):
-            self._begin_epoch()
+        while self.goes_on(stopping):
+            self.begin_epoch()
             stopping = self._run_batches(backend, source)
             complete = self.batches_per_epoch is not None and self.state.batch >= self.batches_per_epoch
             if stopping and not complete:
@@ -322,7 +367,8 @@ class Trainer:
                 return
             backend.store(self.state)
             balance(self.machine, self.recipe)
-            stopping = self._end_epoch()
+            self.end_epoch()
+            stopping = self._any_process_stops()
             if self.epoch < self.n_epochs:
                 backend.load(self.state)  # a callback may have changed the state
 
@@ -343,46 +389,26 @@ class Trainer:
                 return True
         if self.update == before and state.batch == 0:
             raise ValueError("the data produced no batches in this epoch; check that it can be iterated more than once")
-        source.check = False  # every sample has been validated
         return False
 
-    def _fit_by_epochs(self, loop: EpochLoop) -> None:
-        """Train with a backend that computes whole epochs."""
-        stopping = self.stop
-        while self._goes_on(stopping):
-            self._begin_epoch()
-            loop.run(lambda: self.stop)
-            stopping = self.stop
-            last = stopping or self.epoch + 1 >= self.n_epochs
-            # Writing the parameters back takes as long as several updates, so skip it unless the parameters are read.
-            if last or self.callbacks or self.machine.hidden.gaussian:
-                loop.store()
-            if self.batches_per_epoch is None or self.state.batch < self.batches_per_epoch:
-                return
-            loop.balance(self.recipe)
-            stopping = self._end_epoch()
-            if self.epoch < self.n_epochs:
-                loop.load()
-        if not loop.stored:
-            loop.store()
-
-    def _goes_on(self, stopping: bool) -> bool:
+    def goes_on(self, stopping: bool) -> bool:
         """Return whether to continue with the current or the next epoch.
 
-        If training resumes from a checkpoint saved after the last update of an epoch, that epoch is completed even if a
-        stop was requested.
+        `stopping` indicates whether a stop was requested. If training resumes from a checkpoint saved after the last
+        update of an epoch, that epoch is completed even so.
         """
         return self.epoch < self.n_epochs and (not stopping or self.state.batch == self.batches_per_epoch)
 
-    def _begin_epoch(self) -> None:
+    def begin_epoch(self) -> None:
+        """Step the scheduler and notify the callbacks."""
         if self._optimizer_settings is not None and self.state.scheduled_epochs < self.epoch:
             # The scheduler steps here because the checkpoint for the previous epoch must store the old learning rate.
             self._optimizer_settings.step_scheduler(self.state)
         self.state.scheduled_epochs = self.epoch
         self._notify("on_epoch_begin")
 
-    def _end_epoch(self) -> bool:
-        """Finish the current epoch after its last update and return whether training should stop."""
+    def end_epoch(self) -> None:
+        """Finish the current epoch after its last update, and notify the callbacks."""
         self.state.epoch += 1
         self.state.batch = 0
         # Epochs start from the rounded parameters, so checkpoints saved between epochs can be smaller.
@@ -393,7 +419,6 @@ class Trainer:
         except ValueError as error:
             raise DivergenceError(f"update {self.update}: {error}") from error
         self._notify("on_epoch_end")
-        return self._any_process_stops()
 
     def _batches(self, source: Source) -> Iterator[Batch]:
         """Yield the remaining batches in the current epoch.
@@ -429,9 +454,9 @@ class Trainer:
         weight : float
             Weight of the gradient. Use a weight below 1 for a smaller batch so that all samples count equally.
         """
-        if self.state.learning_rate is None:
+        if not self.state.started:
             raise ValueError("this training run has not started; call fit or prepare before train_on")
-        backend = self._update_backend or ReferenceBackend(self.update_settings())
+        backend = self._prepared.update_backend or ReferenceBackend(self.update_settings())
         share = self._share_of(batch)
         data: Layers = batch.visible
         if batch.known:
@@ -458,14 +483,14 @@ class Trainer:
 
     def update_settings(self) -> UpdateSettings:
         """Return the settings that a backend needs to compute updates."""
-        recipe = self.recipe
+        recipe = self._with_prior(self.recipe)
         if recipe.linear_decay and recipe.planned_updates is None and self.batches_per_epoch is not None:
             epochs = self.n_epochs if self.planned_epochs is None else self.planned_epochs
             recipe = dataclasses.replace(recipe, planned_updates=epochs * self.batches_per_epoch or None)
         return UpdateSettings(
             recipe=recipe,
             negative=recipe.negative.share(self.world),
-            by_autograd=self.backend == "reference",
+            by_autograd=self.backend == "autograd",
             optimizer=self.state.optimizer,
             all_reduce=self.world.all_reduce,
             n_processes=self.world.size,
@@ -485,6 +510,8 @@ class Trainer:
         """
         world = self.world
         size = self.recipe.batch_size
+        for other in [state for state in _kept_backend if state is not self.state]:
+            del _kept_backend[other]  # frees GPU memory used by other training runs
         with world.raise_together(ValueError, OSError, TypeError, MemoryError):
             if size < world.size:
                 raise ValueError(f"batch_size must be at least the number of processes ({world.size}), got {size}")
@@ -492,20 +519,22 @@ class Trainer:
             source = as_source(data, self.machine, mask=mask, nan_is_missing=nan_is_missing, batch_size=own)
             source.world = world
             source.weigh(self.sample_weight)
-            if source.weights is not None and world.size > 1 and not source.common:
-                raise ValueError("sample_weight is not supported for shards with several processes")
+            kept = self.kept_backend
+            if kept is not None and kept.n_samples != source.n_samples:
+                del kept, _kept_backend[self.state]  # cannot be reused, and its data occupies GPU memory
             check_training_memory(self.machine, source.full_batch(own))
             source.first_look()
         n_batches = source.n_batches(size)
         counts = [int(count) for count in world.gather(torch.tensor([-1 if n_batches is None else n_batches]))]
         self.batches_per_epoch = None if min(counts) < 0 else max(counts)
-        self._source = source
+        self._prepared.source = source
+        self._prepared.n_effective = self._count(source)
         self.machine.check_bounded()
-        if self.state.learning_rate is None:
+        if not self.state.started:
             self._begin_run(source, self.machine.is_new if initialize is None else initialize)
-        if self._to_restore is not None:
-            self._to_restore.restore(self.state, self._description())
-            self._to_restore = None
+        if self._checkpoints.to_restore is not None:
+            self._checkpoints.to_restore.restore(self.state, self._description())
+            self._checkpoints.to_restore = None
         if self.recipe.learning_rate != self.state.learning_rate:
             self.recipe = dataclasses.replace(self.recipe, learning_rate=self.state.learning_rate)
         world.broadcast([parameter.data for parameter in self.machine.parameters()])
@@ -517,7 +546,21 @@ class Trainer:
         prepare_state(self.state, self.recipe, moments, start, self.world, initialize_machine=initialize)
         if self._optimizer_settings is not None:
             recipe = dataclasses.replace(self.recipe, learning_rate=self.state.learning_rate)
-            self._optimizer_settings.build(self.state, recipe)
+            self._optimizer_settings.build(self.state, self._with_prior(recipe))
+
+    def _with_prior(self, recipe: Recipe) -> Recipe:
+        """Return a recipe whose weight decay includes the prior."""
+        if not recipe.prior_precision:
+            return recipe
+        decay = recipe.weight_decay + recipe.prior_precision / self._prepared.n_effective
+        return dataclasses.replace(recipe, weight_decay=decay, prior_precision=0.0)
+
+    def _count(self, source: Source) -> float:
+        """Return the effective number of samples of all processes, or infinity if it is unknown."""
+        if source.common:
+            return source.n_effective
+        counts = self.world.gather(torch.tensor([source.n_effective], dtype=torch.float64))
+        return sum(map(float, counts))
 
     def restart_epoch(self) -> None:
         """Make the next `fit` start at the beginning of an epoch, for example after the data has changed."""
@@ -525,7 +568,7 @@ class Trainer:
 
     # -- stopping ---------------------------------------------------------------------------------
 
-    def _request_stop(self, interrupt: type[BaseException]) -> None:
+    def request_stop(self, interrupt: type[BaseException]) -> None:
         """Request that training stop after the current batch. Called when a signal arrives."""
         self.stop = True
         self._interrupt = interrupt
@@ -546,17 +589,20 @@ class Trainer:
             raise self._interrupt
 
     def _notify(self, hook: str, **details: Any) -> None:
-        """Call a hook on all callbacks."""
-        for callback in self.callbacks:
-            if self.world.is_main or not callback.main_process_only:
-                getattr(callback, hook)(self, **details)
+        """Call a hook on all callbacks of this process."""
+        for callback in self._active_callbacks():
+            getattr(callback, hook)(self, **details)
+
+    def _active_callbacks(self) -> list[Callback]:
+        """Return the callbacks that this process calls."""
+        return [callback for callback in self.callbacks if self.world.is_main or not callback.main_process_only]
 
     # -- checkpoints ------------------------------------------------------------------------------
 
     @property
     def next_epoch(self) -> int:
         """Number of completed epochs at the start of the next `fit`, which may resume from a checkpoint."""
-        return self.epoch if self._to_restore is None else self._to_restore.epoch
+        return self.epoch if self._checkpoints.to_restore is None else self._checkpoints.to_restore.epoch
 
     def save(self, folder: str | PathLike[str], keep: int = 2) -> Path:
         """Write a checkpoint to `folder` and return its path. Delete all but the `keep` most recent checkpoints.
@@ -564,18 +610,18 @@ class Trainer:
         A checkpoint of this training run after the same update is replaced. Raises
         :class:`~mvrbm.errors.StorageError` if the folder contains checkpoints from another training run.
         """
-        if self._to_restore is not None:
+        if self._checkpoints.to_restore is not None:
             raise StorageError("the checkpoint to resume from has not been restored yet; call fit before save")
         with self.world.raise_together(StorageError):
             if self.world.is_main:
                 self.check_owns(folder)
         path = checkpoints.save(self.state, self._description(), folder, keep)
-        self._own_folders.add(Path(folder).resolve())
+        self._checkpoints.own_folders.add(Path(folder).resolve())
         return path
 
     def check_owns(self, folder: str | PathLike[str]) -> None:
         """Raise StorageError if a folder contains checkpoints, and this run neither resumed from it nor saved to it."""
-        if Path(folder).resolve() not in self._own_folders and checkpoints.newest(folder) is not None:
+        if Path(folder).resolve() not in self._checkpoints.own_folders and checkpoints.newest(folder) is not None:
             raise StorageError(
                 f"{folder} contains checkpoints from an earlier training run; resume that run or choose another folder"
             )
@@ -598,8 +644,8 @@ class Trainer:
         """Make the next `fit` resume from the checkpoint at `path`. See :meth:`resume`."""
         with self.world.raise_together(StorageError):
             recipe = self.requested_recipe
-            self._to_restore = checkpoints.read(path, self.machine, recipe, ignore_mismatch=ignore_mismatch)
-        self._own_folders.add(path.resolve().parent)
+            self._checkpoints.to_restore = checkpoints.read(path, self.machine, recipe, ignore_mismatch=ignore_mismatch)
+        self._checkpoints.own_folders.add(path.resolve().parent)
 
     def _description(self) -> checkpoints.RunDescription:
         """Return a description of this training run for checkpoints."""
@@ -608,7 +654,7 @@ class Trainer:
             seed=self.seed,
             missing_steps=self.missing_steps,
             optimization=None if self._optimizer_settings is None else self._optimizer_settings.description,
-            source=self._source,
+            source=self._prepared.source,
             same_data=self.same_data,
             batches_per_epoch=self.batches_per_epoch,
             callbacks=self.callbacks,

@@ -57,11 +57,14 @@ class TrainState:
         Initial learning rate, either set in the recipe or computed from the data. None before the first `fit`.
     relative_rates : dict of str to float
         Learning rates of couplings that learn more slowly than the others, as fractions of `learning_rate`, keyed by
-        layer name. See :func:`mvrbm.updates.initialization.safe_rates`.
+        layer name. See :func:`mvrbm.updates.learning_rate.safe_rates`.
     optimizer : Optimizer, optional
         Optimizer that replaces the recipe's update rule. If None, updates follow the recipe.
     scheduler : LRScheduler, optional
         Learning rate scheduler for `optimizer`.
+    device_update : Tensor, optional
+        Number of completed updates as a scalar tensor on the device, which CUDA graphs advance. If it is set, random
+        numbers depend on it instead of `update`.
     """
 
     machine: BoltzmannMachine
@@ -80,6 +83,12 @@ class TrainState:
     relative_rates: dict[str, float] = field(default_factory=dict)
     optimizer: Optimizer | None = None
     scheduler: LRScheduler | None = None
+    device_update: Tensor | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether the training run has started: `mvrbm.updates.initialization.prepare_state` was called."""
+        return self.learning_rate is not None
 
     @property
     def learned(self) -> dict[str, Tensor]:
@@ -97,17 +106,22 @@ class TrainState:
             self.machine.get_parameter(name).copy_(value)
         self.exact = {}
 
+    @property
+    def _step(self) -> int | Tensor:
+        """Step of the random source whose numbers the next update uses."""
+        return self.update if self.device_update is None else self.device_update
+
     def chain_numbers(self, share: Share = WHOLE) -> RandomSource:
         """Return the random source used to advance the chains in the next update."""
-        return self.rng.at_step(self.update, first_row=share.first_chain)
+        return self.rng.at_step(self._step, first_row=share.first_chain)
 
     def start_numbers(self, share: Share = WHOLE) -> RandomSource:
         """Return the random source used to initialize the chains in the next update."""
-        return self.rng.at_step(self.update, draw=_DRAWS_OF_STARTS, first_row=share.first_chain)
+        return self.rng.at_step(self._step, draw=_DRAWS_OF_STARTS, first_row=share.first_chain)
 
     def missing_numbers(self, share: Share = WHOLE) -> RandomSource:
         """Return the random source used to sample missing entries in the next update."""
-        return self.rng.at_step(self.update, draw=DRAWS_OF_MISSING, first_row=share.first_sample)
+        return self.rng.at_step(self._step, draw=DRAWS_OF_MISSING, first_row=share.first_sample)
 
     def momentum_of(self, name: str, parameter: Tensor) -> Tensor:
         """Return the momentum of a parameter. If it does not exist yet, initialize it to zero."""

@@ -15,9 +15,9 @@ import torch
 
 from backend_runs import DEFAULT, PAPER, Case, assert_equal_states, everything_in, samples, start, train, with_negative
 from mvrbm import Bernoulli, Categorical, Dense, Gaussian, compiled
-from mvrbm.backends import layout
 from mvrbm.backends.choose import choose_backend
-from mvrbm.backends.cpu import flat, gemm, native
+from mvrbm.backends.cpu import flat_backend, gemm, native
+from mvrbm.backends.layout import not_flat_reason
 from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.data.sources import Batch, as_source
 from mvrbm.updates.gradient import Centering, Share
@@ -399,9 +399,9 @@ def hidden_entries(machine, data, seed):
 # -- what the backends do not support ---------------------------------------------------------------------
 
 
-def test_reference_is_not_replaced_where_it_was_requested():
+def test_autograd_is_not_replaced_where_it_was_requested():
     run = start(OF_MATRICES["paper"], by_autograd=True)
-    assert flat.unsupported_reason(run.settings, run.state) == "the reference backend was requested"
+    assert flat_backend.unsupported_reason(run.settings, run.state) == "gradients by autograd were requested"
 
 
 @needs_compiled_code
@@ -415,4 +415,4 @@ def test_compiled_code_computes_in_single_precision_alone():
 def test_shared_variances_are_computed_by_c_code_and_not_by_kernels(how):
     run = start(Case({"x": lambda: sharing((6, 5), how)}, lambda: B((4, 7)), [1]))
     assert native.unsupported_reason(run.settings, run.state) is None
-    assert layout.unsupported_reason(run.settings, run.state) == "it learns variances that several entries share"
+    assert not_flat_reason(run.settings, run.state) == "it learns variances that several entries share"

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from backend_runs import DEFAULT, Case, assert_equal_states, everything_in, start, train, with_negative
 from mvrbm import BoltzmannMachine, RandomSource, compiled
 from mvrbm.backends.choose import fastest_backend
-from mvrbm.backends.cpu import flat, gemm, native, native_job
+from mvrbm.backends.cpu import flat_backend, gemm, native, native_job
 from mvrbm.couplings import Dense, Kronecker
 from mvrbm.data.sources import as_source
 from mvrbm.errors import DivergenceError
@@ -167,7 +167,7 @@ def test_dense_layers_are_computed_next_to_matrices_only_if_they_are_small():
 
 def test_machines_of_dense_layers_are_left_to_the_reference():
     run = start(Case({"x": lambda: B(28), "y": lambda: C(3)}, lambda: B(25), [Dense(), Dense()]))
-    assert flat.unsupported_reason(run.settings, run.state) is None
+    assert flat_backend.unsupported_reason(run.settings, run.state) is None
     assert "all of its couplings are dense" in gemm.slower_reason(run.state)
     assert "at least one matrix layer" in native.unsupported_reason(run.settings, run.state)
     assert chosen(run) == "reference"

@@ -1,4 +1,4 @@
-"""Persistent chains of kernel backends start when a state has none, at any update and batch, as in the reference.
+"""Persistent chains of kernel backends start when a state has none, as in the reference, and epochs can be interrupted.
 
 The Triton kernels run in the interpreter, or on a GPU where there is one.
 """
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mvrbm.couplings import Kronecker
-from mvrbm.training import TemperedPCD
+from mvrbm.training import Callback, TemperedPCD, Trainer
 from mvrbm.units import Bernoulli
 
 if importlib.util.find_spec("triton") is None:
@@ -21,6 +21,9 @@ from backends.cuda.training_runs import (
     PRECISE,
     N,
     assert_same_result,
+    data_for,
+    everything,
+    machine_of,
     never,
     orders,
     trainer_for,
@@ -50,7 +53,7 @@ RUNS = {
 @pytest.mark.usefixtures("interpreted")
 def test_chains_start_when_a_state_has_none(name):
     kind, run, masked = RUNS[name]
-    reference, source, start = trainer_for(run, unchanged, masked, N, dtype=torch.float64, backend="reference")
+    reference, source, start = trainer_for(run, unchanged, masked, N, dtype=torch.float64, backend="autograd")
     trainer, data, _ = trainer_for(run, unchanged, masked, N)
     for state in (reference.state, trainer.state):
         state.update = 3  # as after updates without persistent chains
@@ -66,3 +69,33 @@ def test_chains_start_when_a_state_has_none(name):
             state.chains.clear()
             state.batch = 0
         backend.load([trainer.state])
+
+
+class Stop(Callback):
+    """Stops the first `fit` in its first epoch, as Ctrl-C does."""
+
+    def on_epoch_begin(self, trainer):
+        trainer.stop = trainer.update == 0
+
+
+@pytest.mark.parametrize("name", ["per_sample", "tensor", "full_matrix, tempered"])
+@pytest.mark.usefixtures("interpreted")
+def test_training_stops_between_two_graphs_and_continues(name, monkeypatch):
+    kind, run, _ = RUNS[name]
+    monkeypatch.setattr(kind, "updates_per_graph", 1)
+    trainers = []
+    for callbacks in ([], [Stop()]):
+        machine = machine_of(*run[:3])
+        trainers.append(Trainer(machine, run[3], seed=5, backend=name.split(",")[0], callbacks=callbacks))
+    data = data_for(trainers[0].machine, N)
+    whole, stopped = trainers
+    whole.fit(data, 2)
+    stopped.fit(data, 2)
+    assert (stopped.update, stopped.epoch, stopped.state.batch) == (1, 0, 1)
+    stopped.fit(data, 2)
+    assert (stopped.update, stopped.epoch, stopped.state.batch) == (whole.update, 2, 0)
+    expected = everything(whole)
+    found = everything(stopped)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-5)

@@ -104,7 +104,7 @@ def trainer_for(case, change, masked, n, **how):
     machine = machine_of(*case[:3])
     data = data_for(machine, n)
     mask = masks_for(machine, n) if masked else None
-    Trainer(machine, case[3], seed=5, backend="reference").prepare(data, mask=mask, initialize=True)
+    Trainer(machine, case[3], seed=5, backend="autograd").prepare(data, mask=mask, initialize=True)
     change(machine)
     start = {key: value.clone() for key, value in machine.state_dict().items()}
     trainer = Trainer(machine.to(how.pop("dtype", torch.float32)), case[3], seed=5, missing_steps=MISSING_STEPS, **how)
@@ -115,7 +115,7 @@ def trainer_for(case, change, masked, n, **how):
 
 def by_reference(case, dtype=torch.float64, *, change=unchanged, masked=False, n=N, n_epochs=1):
     """Train by the reference, and return the trainer and the parameters before the first update."""
-    trainer, source, start = trainer_for(case, change, masked, n, dtype=dtype, backend="reference")
+    trainer, source, start = trainer_for(case, change, masked, n, dtype=dtype, backend="autograd")
     for epoch in range(n_epochs):
         for batch in source.batches(BATCH_SIZE, trainer.order_rng.at_step(epoch)):
             trainer.train_on(batch, weight=len(batch) / BATCH_SIZE)

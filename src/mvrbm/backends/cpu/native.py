@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mvrbm import compiled
 from mvrbm.backends.base import UpdateSettings
-from mvrbm.backends.cpu import flat
+from mvrbm.backends.cpu import flat_backend
 from mvrbm.backends.cpu.native_job import MOST_CHUNKS, JobMemory, has_fields_of, matrix_shape, padded
 from mvrbm.backends.layout import LayerLayout, Layout
 from mvrbm.data.sources import Batch
@@ -39,7 +39,7 @@ _MOST_DENSE_WEIGHTS = 2**14
 _MOST_DENSE_PART = 0.2
 
 
-class NativeBackend(flat.FlatCpuBackend):
+class NativeBackend(flat_backend.FlatCpuBackend):
     """Backend that runs the C code with at most `threads` threads. Results do not depend on the number of threads."""
 
     def __init__(self, settings: UpdateSettings, state: TrainState, threads: int) -> None:
@@ -155,7 +155,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | Non
     dtype = state.machine.like.dtype
     if dtype != torch.float32:
         return f"its parameters are {dtype}, not torch.float32"
-    if (reason := flat.unsupported_reason(settings, state)) is not None:
+    if (reason := flat_backend.unsupported_reason(settings, state)) is not None:
         return reason
     layout = Layout.of(state.machine)
     matrices, dense = _matrices_and_dense(layout)

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from mvrbm.backends.base import UpdateSettings
-from mvrbm.backends.cpu import flat
+from mvrbm.backends.cpu import flat_backend
 from mvrbm.backends.cpu.draws import DRAWS
-from mvrbm.backends.cpu.flat import FlatCpuBackend
 from mvrbm.backends.cpu.flat_arrays import FlatLayer
+from mvrbm.backends.cpu.flat_backend import FlatCpuBackend
 from mvrbm.backends.cpu.products import in_blocks, matmul_in_blocks
 from mvrbm.backends.layout import Layout
 from mvrbm.devices import one_thread
@@ -172,7 +172,7 @@ class Table:
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | None:
     """Return the reason why this backend does not support a training run, or None if it does."""
-    if (reason := flat.unsupported_reason(settings, state)) is not None:
+    if (reason := flat_backend.unsupported_reason(settings, state)) is not None:
         return reason
     layout = Layout.of(state.machine)
     if layout.hidden_gaussian:

@@ -245,7 +245,7 @@ class KernelBackend(EpochBackend):
 
     @torch.no_grad()
     def epoch(self, states: Sequence[TrainState], orders: Tensor, stopped: Callable[[], bool]) -> int:
-        """Train on the remaining batches of an epoch. Training cannot be stopped within an epoch."""
+        """Train on the remaining batches of an epoch. Training can be stopped after each graph."""
         n_batches = self.run.n_batches
         start = states[0].batch
         update = states[0].update
@@ -255,14 +255,19 @@ class KernelBackend(EpochBackend):
                 if not started:
                     self.start_chains(number, start, update)
                     self._chains_started[number] = True
-        for first in range(start, n_batches, self.updates_per_graph):
-            self.compute_updates(first, min(self.updates_per_graph, n_batches - first), update + first - start)
+        made = 0
+        while start + made < n_batches:
+            count = min(self.updates_per_graph, n_batches - start - made)
+            self.compute_updates(start + made, count, update + made)
+            made += count
+            if stopped():
+                break
         for state in states:
-            state.update += n_batches - start
-        self._unchecked += n_batches - start
+            state.update += made
+        self._unchecked += made
         if self._unchecked >= _UPDATES_UNCHECKED:
             self._check(states)
-        return n_batches - start
+        return made
 
     def rows_of(self, number: int, batch: int) -> Tensor:
         """Return the indices of a model's samples in a batch of this epoch."""

@@ -23,8 +23,8 @@ An update consists of these launches:
 * `gradients`, and `vary` from `full_variances` for learned variances
 * the kernels in `full_step`
 
-Chains at several temperatures also require the kernels in `full_exchange`. The tuple `LAYERS` has one row per visible
-layer. The constants below are the indices of the entries in a row.
+Chains at several temperatures also require the kernels in `full_tempering_kernels`. The tuple `LAYERS` has one row per
+visible layer. The constants below are the indices of the entries in a row.
 """
 
 # mypy: ignore-errors
@@ -33,7 +33,7 @@ import triton
 import triton.language as tl
 
 from mvrbm.backends.cuda.draws import draw_categories, draw_layer, mean, site_numbers
-from mvrbm.backends.cuda.full_exchange import beta_of, exchanges_before, other_beta, turn_of
+from mvrbm.backends.cuda.full_tempering_kernels import beta_of, exchanges_before, other_beta, turn_of
 from mvrbm.backends.cuda.overlap import begin_next, fresh, wait
 from mvrbm.random.kernels import normal_pairs, uniform_pairs
 from mvrbm.sampling.tempered_kernels import softplus

@@ -2,7 +2,8 @@
 
 It supports dense and higher-rank matrix couplings, several visible layers (including categorical layers), centering of
 all layers, learned variances, missing entries, and chains at several temperatures. Each Gibbs step for missing entries
-requires two additional launches. The kernels are in `full_kernels`, `full_step`, `full_variances` and `full_exchange`.
+requires two additional launches. The kernels are in `full_kernels`, `full_step`, `full_variances` and
+`full_tempering_kernels`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvrbm.backends import layout as flat
 from mvrbm.backends.base import UpdateSettings
 from mvrbm.backends.cuda import epochs
 from mvrbm.backends.cuda.epochs import KernelBackend, launches_overlap, power_of_two
@@ -29,6 +29,7 @@ from mvrbm.backends.cuda.full_buffers import (
 )
 from mvrbm.backends.cuda.full_layout import TILE, FullLayer, FullLayout, FullPacking, factor_rank
 from mvrbm.backends.cuda.full_tempering import Tempering
+from mvrbm.backends.layout import not_flat_reason
 from mvrbm.couplings.base import equalize_norms
 from mvrbm.cuda_graphs import WORTH_A_GRAPH
 from mvrbm.data.sources import Source
@@ -498,7 +499,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Sour
     """Return the reason why the kernels do not support a training run, or None if they do."""
     reason = epochs.unsupported_reason(
         settings, state, source, masked=FullMatrixBackend.draws_missing
-    ) or flat.unsupported_reason(settings, state, (CD, PCD, TemperedPCD))
+    ) or not_flat_reason(settings, state, (CD, PCD, TemperedPCD))
     if reason is not None:
         return reason
     machine = state.machine

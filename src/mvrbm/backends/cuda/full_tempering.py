@@ -1,7 +1,7 @@
 """Buffers and kernel launches for parallel tempering in the `full_matrix` backend.
 
 Tempering adds two launches per update and two launches per Gibbs step of the chains. The kernels are in
-`full_exchange`.
+`full_tempering_kernels`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Tempering:
 
     def launch_bases(self, parameters: FullParameters, params: Tensor, weight: Tensor) -> None:
         """Launch the kernels that compute the fields at beta = 0 from the given parameters and full matrices."""
-        from mvrbm.backends.cuda.full_exchange import hidden_base, visible_base
+        from mvrbm.backends.cuda.full_tempering_kernels import hidden_base, visible_base
 
         layout = self._signature.layout
         models = self._signature.run.models
@@ -101,7 +101,7 @@ class Tempering:
         `draw` is the draw number of the exchange, not counting earlier exchanges in the same update. The kernel adds
         the number of these exchanges.
         """
-        from mvrbm.backends.cuda.full_exchange import exchange
+        from mvrbm.backends.cuda.full_tempering_kernels import exchange
 
         run = self._signature.run
         last = step == run.steps - 1

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from mvrbm.backends import layout as flat
 from mvrbm.backends.base import UpdateSettings
 from mvrbm.backends.cuda import epochs
 from mvrbm.backends.cuda.epochs import power_of_two
-from mvrbm.backends.cuda.flat import FlatBuffers, FlatSignature, PerProgramBackend, tile_of
-from mvrbm.backends.layout import LayerLayout, Layout
+from mvrbm.backends.cuda.per_program import FlatBuffers, FlatSignature, PerProgramBackend, tile_of
+from mvrbm.backends.layout import LayerLayout, Layout, not_flat_reason, not_only_matrices_reason
 from mvrbm.data.sources import Source
 from mvrbm.devices import n_processors
 from mvrbm.updates.state import TrainState
@@ -248,8 +247,8 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Sour
     """Return the reason why the kernels do not support a training run, or None if they do."""
     reason = (
         epochs.unsupported_reason(settings, state, source)
-        or flat.unsupported_reason(settings, state)
-        or flat.not_only_matrices_reason(state)
+        or not_flat_reason(settings, state)
+        or not_only_matrices_reason(state)
     )
     if reason is not None:
         return reason

@@ -1,4 +1,7 @@
-"""Save training runs in checkpoints and resume them. Resuming gives bit-identical results.
+"""Save training runs in checkpoints and resume them.
+
+On a CPU, a resumed run gives bit-identical results to an uninterrupted run. On a GPU, the results agree up to rounding,
+because the order of atomic additions varies.
 
 `runs` saves and restores training with a :class:`~mvrbm.training.Trainer`. `descents` saves and restores gradient
 descent with backpropagation (:mod:`mvrbm.training.backprop`). `checks` validates the contents of both kinds of

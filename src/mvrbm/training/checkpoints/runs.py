@@ -320,8 +320,9 @@ def read(path: Path, machine: BoltzmannMachine, recipe: Recipe, *, ignore_mismat
     plain = read_settings(path)
     tensors = saving.read_tensors(path / _TENSORS)
     config = saving.read_config(path)
-    current = saving.machine_config(machine)
-    if different := [key for key, value in current.items() if config.get(key) != json.loads(json.dumps(value))]:
+    current = saving.machine_structure(machine)
+    before = {**config, "visible": {name: saving.without_byte_scale(unit) for name, unit in config["visible"].items()}}
+    if different := [key for key, value in current.items() if before.get(key) != json.loads(json.dumps(value))]:
         raise StorageError(
             f"{path} is a checkpoint for another machine, with different settings for {', '.join(different)}"
         )

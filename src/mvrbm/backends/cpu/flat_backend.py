@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from mvrbm import compiled
-from mvrbm.backends import layout
 from mvrbm.backends.base import UpdateBackend, UpdateSettings
 from mvrbm.backends.cpu.flat_arrays import FlatArrays
 from mvrbm.backends.cpu.flat_centering import FlatCentering
 from mvrbm.backends.cpu.flat_step import FlatStep, StepResult
 from mvrbm.backends.cpu.flat_variances import FlatVariances
 from mvrbm.backends.cpu.mode_products import ModeFields
+from mvrbm.backends.layout import not_flat_reason
 from mvrbm.data.sources import Batch
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers
@@ -164,7 +164,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | Non
     device = state.machine.like.device
     if device.type != "cpu":
         return f"the machine is on {device}"
-    return layout.unsupported_reason(settings, state, shared_variances=True)
+    return not_flat_reason(settings, state, shared_variances=True)
 
 
 def _copy(tensor: Tensor) -> Tensor:
