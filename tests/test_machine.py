@@ -369,3 +369,21 @@ def test_large_gaussian_layers_start_with_a_bounded_energy():
     assert np.linalg.norm(machine.links["visible"].dense().detach().numpy(), 2) == pytest.approx(0.5, rel=1e-4)
     with pytest.raises(ValueError, match="the energy is unbounded"):
         BoltzmannMachine(Gaussian(20_000), Gaussian(4), Dense(), std=0.01)
+
+
+def test_frozen_factors_keep_their_values_when_the_norm_is_limited():
+    machine = BoltzmannMachine(Gaussian((3, 4)), Gaussian((1, 2)), Kronecker(2, summed_modes=(0,)), std=0.2)
+    link = machine.links["visible"]
+    with torch.no_grad():
+        link.factors[1].mul_(3)
+    machine.limit_norm(0.5)
+    assert machine.gaussian_norm() == pytest.approx(0.5, rel=1e-4)
+    assert bool((link.factors[0] == 1).all())
+
+
+def test_couplings_without_learned_factors_keep_their_norm():
+    machine = BoltzmannMachine(Gaussian((3, 4)), Gaussian((2, 2)), Kronecker(1), std=0.2)
+    machine.requires_grad_(False)
+    norm = machine.gaussian_norm()
+    machine.limit_norm(norm / 2)
+    assert machine.gaussian_norm() == norm

@@ -5,6 +5,7 @@ The machine adds up energies and fields, and validates data. The distributions a
 """
 
 import functools
+import hashlib
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -30,8 +31,6 @@ _LANCZOS_STEPS = 200
 _LANCZOS_TOLERANCE = 1e-7
 #: Largest initial spectral norm of the coupling between Gaussian layers, unless the user chooses the initial weights.
 INITIAL_NORM = 0.5
-# Relative tolerance for comparing sums of parameters, which rounding can change on another device.
-_SAME_SIZE = 1e-9
 
 
 class BoltzmannMachine(nn.Module):
@@ -114,7 +113,8 @@ class BoltzmannMachine(nn.Module):
         self.couplings = nn.ModuleDict({name: links[name] for name in layers})
         if std is None and new == set(layers):
             self._scale_to_norm(INITIAL_NORM)
-        self._initial_size = self._parameter_size()
+        # Hash of the initial parameters, or None if the couplings already had parameters.
+        self._initial_digest = self._digest() if new == set(layers) else None
         self.check_bounded()
 
     # -- parts ------------------------------------------------------------------------------------
@@ -136,15 +136,21 @@ class BoltzmannMachine(nn.Module):
 
     @property
     def is_new(self) -> bool:
-        """Whether the parameters still have their initial values and have not been trained, loaded or assigned."""
-        return math.isclose(self._initial_size, self._parameter_size(), rel_tol=_SAME_SIZE)
+        """Whether the constructor initialized all couplings, and all parameters still have their initial values.
 
-    @torch.no_grad()
-    def _parameter_size(self) -> float:
-        """Return the sum of the absolute values of all parameters, or NaN for meta tensors, which have no values."""
+        False after the parameters were trained, loaded or assigned, and if a coupling was connected before it was
+        passed to the constructor, for example because it comes from another machine.
+        """
+        return self._initial_digest is not None and self._initial_digest == self._digest()
+
+    def _digest(self) -> str | None:
+        """Return a hash of all parameters in single precision, or None for meta tensors, which have no values."""
         if self.like.is_meta:
-            return math.nan
-        return sum(float(p.abs().sum(dtype=torch.float64)) for p in self.parameters())
+            return None
+        found = hashlib.sha256()
+        for parameter in self.parameters():
+            found.update(parameter.detach().to("cpu", torch.float32).contiguous().numpy().data)
+        return found.hexdigest()
 
     @property
     def like(self) -> Tensor:
@@ -385,14 +391,20 @@ class BoltzmannMachine(nn.Module):
 
     @torch.no_grad()
     def _scale_to_norm(self, largest: float) -> bool:
-        """Scale down the couplings between Gaussian layers if necessary, and return whether they were scaled."""
+        """Scale down the learned couplings between Gaussian layers if necessary, and return whether any was scaled."""
         norm = 0.0 if self.like.is_meta else self.gaussian_norm()
         if not largest < norm < math.inf:
             return False
-        for name, link in self.links.items():
-            if self.layers[name].largest_spread:
-                next(link.parameters()).mul_(largest / norm)  # W is linear in each factor
-        return True
+        # W is linear in each factor, so scaling one of them is enough. Frozen factors keep their values.
+        learned = [
+            next((factor for factor in link.parameters() if factor.requires_grad), None)
+            for name, link in self.links.items()
+            if self.layers[name].largest_spread
+        ]
+        for factor in learned:
+            if factor is not None:
+                factor.mul_(largest / norm)
+        return any(factor is not None for factor in learned)
 
     @torch.no_grad()
     def gaussian_norm(self) -> float:

@@ -20,7 +20,7 @@ from mvrbm import (
 )
 from mvrbm.estimators.classification_rbm import label_log_posterior
 from mvrbm.estimators.labels import Labeled
-from mvrbm.training import Trainer
+from mvrbm.training import Callback, Trainer
 from mvrbm.updates.recipe import RECIPES
 from tables import generator, machine_named, random_states, randomize
 
@@ -188,3 +188,9 @@ def test_mistakes_of_the_classification_machine_are_named(digits, labels):
     for settings, message in [({"mode": "both"}, "mode must be one of"), ({"blend": -1.0}, "blend must be at least 0")]:
         with pytest.raises(ValueError, match=message):
             ClassificationMVRBM((3, 3), **settings).fit(digits, labels)
+
+
+@pytest.mark.parametrize("mode", ["discriminative", "hybrid"])
+def test_callbacks_that_would_not_be_called_raise(mode, digits, labels):
+    with pytest.raises(ValueError, match=f"callbacks require mode='generative', got mode='{mode}'"):
+        ClassificationMVRBM((3, 3), mode=mode, n_epochs=1).fit(digits, labels, callbacks=[Callback()])

@@ -257,8 +257,11 @@ def test_what_stacks_do_not_do_is_refused(stack, digits):
         lambda: stack.fit(np.where(X > 0, X, np.nan)),
         lambda: stack.partial_fit(X, mask=X > 0),
         lambda: stack.sample(5, init=X, mask=X > 0),
+        lambda: stack.sample(5, init=np.where(X > 0, X, np.nan)),
     ):
-        with pytest.raises(ValueError, match=r"^mask must be None|^X must not contain unknown entries"):
+        with pytest.raises(
+            ValueError, match=r"^mask must be None|so mask must be None and|^X must not contain unknown entries"
+        ):
             call()
     with pytest.raises(ValueError, match=r"layer must be in the range -3 to 2, got 3"):
         stack.transform(X, layer=3)
@@ -310,3 +313,11 @@ def test_epochs_of_an_interrupted_stack_are_those_of_its_last_machine(at, epochs
         model.fit(X, callbacks=[Interrupt()])
     assert [trainer.epoch for trainer in model.trainers_] == epochs
     assert model.n_epochs_ == epochs[-1]
+
+
+def test_nan_is_filled_in_like_a_masked_entry(stack, digits):
+    known = np.random.default_rng(0).random(digits[:5].shape) < 0.7
+    filled = stack.inpaint(np.where(known, digits[:5], np.nan))
+    np.testing.assert_array_equal(filled, stack.inpaint(digits[:5], known))
+    np.testing.assert_array_equal(filled[known], digits[:5][known])
+    np.testing.assert_array_equal(stack.inpaint(digits[:5]), digits[:5])

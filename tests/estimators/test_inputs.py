@@ -1,5 +1,6 @@
 """Input checks: arrays, rows, bytes, masks and data frames give the same results, and invalid input raises errors."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from mvrbm import (
 )
 from mvrbm.estimators.inputs import as_array
 from mvrbm.io.shards import Shards
-from mvrbm.training import Trainer
+from mvrbm.training import Checkpoint, Trainer
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_what_is_unknown_may_be_anything(digits):
     assert np.isfinite(fitted.inpaint(gone, {"right": np.zeros((8, 4), bool)})["right"]).all()
 
 
-def test_nan_is_unknown_in_every_method(digits, tmp_path):
+def test_nan_is_unknown(digits, tmp_path):
     known = np.random.default_rng(2).random((60, 8, 8)) < 0.8
     known[:9], known[9] = True, False  # complete samples, and one of which nothing is known
     broken = np.where(known, digits[:60], np.nan).astype(np.float32)
@@ -120,7 +121,7 @@ def test_nan_is_unknown_in_every_method(digits, tmp_path):
     assert filled[~known].min() > 0  # means, not placeholders
     drawn = model.sample(9, init=broken[30:39], steps=2)
     np.testing.assert_array_equal(drawn[known[30:39]], digits[30:39][known[30:39]])
-    for method in ("transform", "reconstruct", "score_samples", "free_energy"):
+    for method in ("transform", "reconstruct"):
         np.testing.assert_array_equal(getattr(model, method)(broken), getattr(model, method)(filled), err_msg=method)
         # Products of other numbers of samples are rounded differently on some processors.
         np.testing.assert_allclose(getattr(model, method)(broken)[:9], getattr(model, method)(digits[:9]), rtol=2e-6)
@@ -129,6 +130,9 @@ def test_nan_is_unknown_in_every_method(digits, tmp_path):
     sharded = MVRBM((3, 3), n_epochs=2, random_state=0).fit(Shards(tmp_path))
     assert np.isfinite(sharded.components_).all()
     np.testing.assert_array_equal(model.transform(Shards(tmp_path)), model.transform(broken))
+    for method in ("score_samples", "free_energy"):  # see test_missing_entries for all methods
+        with pytest.raises(ValueError, match=f"X contains NaN, but {method} requires complete samples"):
+            getattr(model, method)(Shards(tmp_path))
 
 
 IMAGES = np.full((10, 6, 4), 0.5)
@@ -168,17 +172,55 @@ def test_bytes_that_are_bits_are_not_scaled(wrap, digits, tmp_path, monkeypatch)
     np.testing.assert_allclose(model.reconstruct(bits).mean(), bits.mean(), atol=0.05)
     again = mvrbm.load(model.save(tmp_path / "model"), device="cpu")
     np.testing.assert_array_equal(again.transform(bits), model.transform(bits))
-    with pytest.raises(ValueError, match=r"from 0 to 1, got 0 to 255"):
-        again.transform(255 * bits)
+    np.testing.assert_array_equal(again.transform(255 * bits), model.transform(bits))
     again.partial_fit(bits)
+    again.partial_fit(np.round(255 * digits).astype(np.uint8))
+    with pytest.raises(ValueError, match="the training data contained only 0 and 1; divide them by 255"):
+        again.transform(on_disk(255 * bits))
 
 
-def test_bits_are_bytes_if_the_training_data_has_larger_bytes(digits):
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "float32", "float64"])
+def test_binary_data_of_all_types_is_the_same(dtype, digits):
+    """The model must not depend on the type of the training data, nor on the type of later data."""
+    bits = digits > 0.5
+    model = MVRBM((3, 3), n_epochs=2, random_state=0).fit(bits.astype(dtype))
+    features = model.transform(bits)
+    for later in ("bool", "uint8", "float32"):
+        np.testing.assert_allclose(model.transform(bits.astype(later)), features, atol=1e-6)
+    np.testing.assert_allclose(model.transform(255 * bits.astype(np.uint8)), features, atol=1e-6)
+    parts = {"x": bits.astype(dtype), "y": np.arange(len(bits)) % 2}
+    several = MMVRBM((3, 3), n_epochs=1, random_state=0).fit(parts)
+    np.testing.assert_allclose(
+        several.predict_proba({"x": bits.astype(np.uint8)}), several.predict_proba({"x": bits}), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("trained_on_bytes", [True, False])
+def test_bits_are_divided_if_the_training_data_has_gray_values(digits, trained_on_bytes):
+    """All rows of a batch, and each row alone, must be scaled alike."""
     pixels = (255 * digits).astype(np.uint8)
-    model = MVRBM((3, 3), n_epochs=1, random_state=0).fit(pixels)
+    model = MVRBM((3, 3), n_epochs=1, random_state=0).fit(pixels if trained_on_bytes else digits)
     bits = (pixels > 127).astype(np.uint8)
-    np.testing.assert_array_equal(model.transform(bits), model.transform(bits.astype(np.float32) / 255))
-    model.partial_fit(bits)
+    expected = model.transform(bits.astype(np.float32) / 255)
+    with pytest.warns(UserWarning, match="only 0 and 1, and is divided by 255 because the training data had other"):
+        np.testing.assert_allclose(model.transform(bits), expected, atol=1e-6)
+    mixed = np.concatenate([pixels[:5], bits[:5]])
+    np.testing.assert_allclose(model.transform(mixed)[5:], expected[:5], atol=1e-6)
+    with pytest.warns(UserWarning, match="only 0 and 1"):
+        model.partial_fit(bits)
+
+
+def test_a_checkpoint_of_binary_floats_without_a_scale_of_bytes_resumes(digits, tmp_path):
+    """Version 0.2 saved no scale for floats."""
+    bits = (digits > 0.5).astype(np.float32)
+    MVRBM((3, 3), n_epochs=1, random_state=0).fit(bits, callbacks=[Checkpoint(tmp_path)])
+    (config,) = tmp_path.rglob("config.json")
+    described = json.loads(config.read_text())
+    assert described["visible"]["visible"].pop("byte_scale") == 1
+    config.write_text(json.dumps(described))
+    resumed = MVRBM((3, 3), n_epochs=2, random_state=0).fit(bits, resume=tmp_path)
+    whole = MVRBM((3, 3), n_epochs=2, random_state=0).fit(bits)
+    np.testing.assert_array_equal(resumed.transform(bits), whole.transform(bits))
 
 
 @pytest.mark.parametrize("classifier", [MVRBMClassifier, ClassificationMVRBM])
@@ -187,6 +229,8 @@ def test_classifiers_do_not_scale_bytes_that_are_bits(classifier, digits):
     labels = np.arange(100) % 2
     one, other = (classifier((3, 3), n_epochs=1, random_state=0).fit(X, labels) for X in (bits, bits.astype("f")))
     np.testing.assert_allclose(one.predict_proba(bits), other.predict_proba(bits.astype("f")), atol=1e-4)
+    np.testing.assert_allclose(other.predict_proba(bits), other.predict_proba(bits.astype("f")), atol=1e-6)
+    np.testing.assert_allclose(other.predict_proba(255 * bits), other.predict_proba(bits.astype("f")), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16", "float16", "float32"])

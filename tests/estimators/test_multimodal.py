@@ -1,6 +1,9 @@
 """The multimodal MVRBM: predictions against enumeration, labels, unknown labels, files."""
 
+import itertools
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -8,6 +11,7 @@ from sklearn.datasets import load_digits
 import mvrbm
 from environment import fixed_seeds
 from mvrbm import CP, MMVRBM, Dense
+from tables import generator
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +182,83 @@ def test_an_unknown_modality_is_named():
 def test_modalities_that_are_no_numbers_are_named(part, message):
     with pytest.raises(ValueError, match=message):
         MMVRBM().fit({"a": part})
+
+
+NAN = float("nan")
+UNKNOWN = {
+    "strings": (["cat", NAN, "dog", None], ["cat", "dog"]),
+    "objects": (np.array(["cat", NAN, "dog", None], dtype=object), ["cat", "dog"]),
+    "floats": ([0, NAN, 1, NAN], [0, 1]),
+    "float array": (np.array([0, NAN, 1, NAN]), [0, 1]),
+    "float series": (pd.Series([0, None, 1, None]), [0, 1]),
+    "integer series": (pd.Series([0, None, 1, None], dtype="Int64"), [0, 1]),
+    "string series": (pd.Series(["cat", None, "dog", None], dtype="string"), ["cat", "dog"]),
+    "categories": (pd.Series(["cat", None, "dog", None], dtype="category"), ["cat", "dog"]),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown_labels_of_all_types_are_not_a_class(name, digits, tmp_path):
+    labels, classes = UNKNOWN[name]
+    rows = digits[:4]
+    masked = {"y": np.repeat([[True], [False], [True], [False]], 2, 1)}
+    one_hot = np.array([[1, 0], [0, 1], [0, 1], [0, 1]], dtype=np.uint8)  # the second and the last row are masked
+    model, same = (MMVRBM((3, 3), n_epochs=2, random_state=0) for _ in range(2))
+    model.fit({"x": rows, "y": labels})
+    assert model.classes_["y"].tolist() == classes
+    same.fit({"x": rows, "y": one_hot}, mask=masked)
+    np.testing.assert_array_equal(model.predict_proba({"x": rows}), same.predict_proba({"x": rows}))
+    np.testing.assert_array_equal(model.class_count_["y"], [1, 1])
+    loaded = mvrbm.load(model.save(tmp_path / "model"))
+    np.testing.assert_array_equal(loaded.transform({"x": rows, "y": labels}), model.transform({"x": rows, "y": labels}))
+    assert set(loaded.sample(20, steps=1)["y"].tolist()) == set(classes)
+
+
+def test_floats_are_no_labels_unless_they_are_whole(digits):
+    with pytest.raises(ValueError, match="modality 'y' must have at least 2 axes"):
+        MMVRBM((3, 3), n_epochs=1).fit({"x": digits[:4], "y": [0.5, NAN, 1, 2]})
+
+
+def test_the_label_prior_is_weighted():
+    """The images are independent of the labels, so the posterior is the prior."""
+    rng = generator("weighted prior")
+    images = (rng.random((400, 4, 4)) < 0.5).astype(np.float32)
+    labels = np.array(["a", "b"] * 200)
+    weights = np.where(labels == "a", 9.0, 1.0)
+    model = MMVRBM((2, 2), n_epochs=20, random_state=0).fit({"x": images, "y": labels}, sample_weight=weights)
+    np.testing.assert_allclose(model.class_count_["y"], [1800, 200])
+    assert model.predict_proba({"x": images})[:, 1].mean() == pytest.approx(0.1, abs=0.01)
+    # 90 % of 500 labels, with a standard error of 1.3 %
+    assert (model.sample(500, steps=1)["y"] == "a").mean() == pytest.approx(0.9, abs=0.07)
+
+
+def test_a_class_of_weight_zero_is_never_sampled(digits):
+    labels = np.arange(60) % 3
+    model = MMVRBM((3, 3), n_epochs=1, random_state=0)
+    model.fit({"x": digits[:60], "y": labels}, sample_weight=(labels != 2).astype(float))
+    assert set(model.sample(200, steps=1)["y"].tolist()) == {0, 1}
+
+
+def test_free_energies_sum_over_unknown_labels():
+    """The sum over all labels and hidden states is written out."""
+    rng = generator("unknown labels")
+    images = (rng.random((6, 2, 2)) < 0.5).astype(np.float64)
+    data = {"x": images, "a": np.arange(6) % 3, "b": np.arange(6) % 2}
+    model = MMVRBM((2, 2), n_epochs=30, random_state=0, device="cpu").fit(data)
+    machine = model.machine_
+    hidden = torch.tensor(list(itertools.product([0.0, 1.0], repeat=4))).double().reshape(16, 2, 2)
+
+    def free_energy(image, a, b):
+        total = 0.0
+        for i, j in itertools.product([a] if a is not None else range(3), [b] if b is not None else range(2)):
+            state = {"x": torch.from_numpy(image), "a": torch.eye(3).double()[i], "b": torch.eye(2).double()[j]}
+            repeated = {name: part[None].expand(16, *part.shape) for name, part in state.items()}
+            total += float(torch.exp(-machine.energy(repeated, hidden).detach()).sum())
+        return -np.log(total)
+
+    a, b = [0, None, 2, None, 1, 0], [0, 1, None, None, 0, 1]
+    found = model.free_energy({"x": images, "a": np.array(a, dtype=object), "b": np.array(b, dtype=object)})
+    np.testing.assert_allclose(found, [free_energy(*one) for one in zip(images, a, b, strict=True)], rtol=1e-6)
+    images[0, 0, 0] = NAN
+    with pytest.raises(ValueError, match="X contains NaN, but free_energy requires complete samples"):
+        model.free_energy({**data, "x": images})

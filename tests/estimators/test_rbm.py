@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.datasets import load_digits
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import BernoulliRBM
@@ -16,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 
 import mvrbm
 from enumeration import Written
-from mvrbm import CP, MMVRBM, MPO, MVRBM, RBM, TVRBM, DeepMVRBM, Dense, Kronecker, RandomSource
+from mvrbm import CP, MMVRBM, MPO, MVRBM, RBM, TVRBM, DeepMVRBM, Dense, Kronecker, RandomSource, ReplicatedSoftmax
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.likelihood import log_likelihood_interval, pseudo_log_likelihood
 from mvrbm.training import CD, PCD, Callback, Checkpoint, Monitor, Recipe, TemperedPCD
@@ -174,7 +175,7 @@ def test_callbacks_and_recipes(digits):
 
 def test_the_reference_backend_learns_the_same(digits):
     fast = MVRBM((4, 4), n_epochs=2, random_state=0).fit(digits.astype(np.float64))
-    slow = MVRBM((4, 4), n_epochs=2, random_state=0, backend="reference").fit(digits.astype(np.float64))
+    slow = MVRBM((4, 4), n_epochs=2, random_state=0, backend="autograd").fit(digits.astype(np.float64))
     np.testing.assert_allclose(fast.components(), slow.components(), rtol=1e-8, atol=1e-10)
 
 
@@ -411,3 +412,65 @@ def test_a_wrong_parameter_leaves_the_fitted_model(model, digits):
     with pytest.raises(ValueError, match="backend must be one of"):
         unfitted.fit(digits)
     assert not hasattr(unfitted, "machine_")
+
+
+@pytest.mark.parametrize(
+    "estimator", [RBM(2), MVRBM(), TVRBM(), MMVRBM(), DeepMVRBM()], ids=lambda one: type(one).__name__
+)
+def test_an_unfitted_model_says_so(estimator):
+    names = ["machine_", "chains_", "components_", "intercept_visible_", "intercept_hidden_", "n_parameters_"]
+    for read in [*(lambda name=name: getattr(estimator, name) for name in names),
+                 lambda: estimator.inverse_transform(np.zeros((2, 9))), lambda: estimator.components()]:  # fmt: skip
+        with pytest.raises(NotFittedError, match="is not fitted yet"):
+            read()
+    assert not hasattr(estimator, "machine_")
+
+
+class Watch(Callback):
+    def __init__(self):
+        self.epochs = []
+
+    def on_epoch_end(self, trainer):
+        self.epochs.append(trainer.epoch)
+
+    def for_layer(self, number):
+        return self
+
+
+class StopAfterOneEpoch(Callback):
+    def on_epoch_end(self, trainer):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        MVRBM((2, 2), n_epochs=3, random_state=0, device="cpu"),
+        DeepMVRBM(((2, 2), (2, 1)), n_epochs=3, random_state=0, device="cpu"),
+        ReplicatedSoftmax(3, n_epochs=3, random_state=0, device="cpu"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_fit_continues_from_the_folder_of_checkpoints(model, tmp_path):
+    rng = generator("checkpoints")
+    counts = isinstance(model, ReplicatedSoftmax)
+    data = rng.integers(0, 3, (60, 8)) if counts else rng.random((60, 3, 4)).astype(np.float32)
+    with pytest.raises(KeyboardInterrupt):
+        clone(model).fit(data, callbacks=[StopAfterOneEpoch()], checkpoints=tmp_path)
+    watch = Watch()
+    resumed = clone(model).fit(data, callbacks=[watch], checkpoints=tmp_path)
+    whole = clone(model).fit(data)
+    np.testing.assert_array_equal(resumed.transform(data), whole.transform(data))
+    assert watch.epochs[0] == 2  # the first epoch is not repeated
+    with pytest.raises(ValueError, match="resume has no effect together with checkpoints"):
+        clone(model).fit(data, checkpoints=tmp_path, resume=tmp_path)
+
+
+def test_weights_are_the_third_argument_as_in_scikit_learn():
+    rng = generator("third argument")
+    data, weights = rng.random((40, 3, 4)), rng.random(40)
+    model = MVRBM((2, 2), n_epochs=1, random_state=0)
+    by_name = clone(model).fit(data, sample_weight=weights).transform(data)
+    np.testing.assert_array_equal(clone(model).fit(data, None, weights).transform(data), by_name)
+    by_name = clone(model).partial_fit(data, sample_weight=weights).transform(data)
+    np.testing.assert_array_equal(clone(model).partial_fit(data, None, weights).transform(data), by_name)

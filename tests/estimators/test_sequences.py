@@ -1,5 +1,6 @@
 """SequenceRBM against enumeration, against the same machine on one-hot arrays, and with bad input."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -17,7 +18,9 @@ from mvrbm.errors import AlignmentWarning, InputError, MixingWarning, StorageErr
 from mvrbm.io.alignments import as_alignment, read_alignment
 from mvrbm.io.alphabets import ALPHABETS, Alphabet
 from mvrbm.likelihood import log_partition
+from mvrbm.sequences import load_lattice_proteins
 from mvrbm.training import Checkpoint, Monitor
+from mvrbm.updates.recipe import RECIPES
 
 LETTERS = "ABC"
 SITES = 4
@@ -73,6 +76,27 @@ def test_hidden_units_share_the_embeddings_of_the_letters():
     assert fitted.transform(family()).shape == (60, 5)
     dense = SequenceRBM(5, **{**SETTINGS, "rank": None}).fit(family())
     assert dense.n_parameters_ == 5 * SITES * 3 + SITES * 3 + 5
+
+
+def gain_over_independent_sites(train, test, **options):
+    """Return by how many nats per site held-out sequences are more likely than under independent sites."""
+    model = SequenceRBM(random_state=0, **options).fit(train)
+    counts = train.one_hot().sum(0) + 1
+    independent = np.log(counts / counts.sum(1, keepdims=True))
+    scores = model.score_samples(test) - (test.one_hot() * independent).sum((1, 2))
+    return (scores.mean() - model.log_partition(n_chains=50, n_steps=200).log_z) / test.n_sites
+
+
+@pytest.mark.slow
+def test_the_default_does_not_overfit_a_small_family():
+    every, _ = load_lattice_proteins()
+    order = np.random.default_rng(0).permutation(len(every))
+    train, test = every[order[:300]], every[order[300:1300]]
+    gain = gain_over_independent_sites(train, test)
+    assert gain > 0.1
+    assert gain_over_independent_sites(train, test, n_epochs=300) > gain - 0.02  # more training does no harm
+    no_prior = dataclasses.replace(RECIPES["sequences"], prior_precision=0)
+    assert gain_over_independent_sites(train, test, recipe=no_prior) < 0
 
 
 def test_weights_by_identity_are_the_default():
@@ -235,7 +259,7 @@ def test_estimator_interface(model):
     assert model.transform(EVERY).shape == (81, 4)
     assert model.hidden_maps(EVERY).shape == (81, 2, 2)
     assert model.inverse_transform(model.transform(EVERY)).shape == (81, SITES, 3)
-    assert model.score(EVERY) == pytest.approx(model.score_samples(EVERY).mean())
+    assert model.score(EVERY) == pytest.approx(model.pseudo_likelihood(EVERY).mean())
     found = model.log_likelihood(family(), n_steps=50)
     assert found.lower <= found.upper < 0
     continued = clone(model).set_params(warm_start=True, n_epochs=1).fit(family())

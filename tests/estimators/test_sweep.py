@@ -5,8 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
 
-from mvrbm import MVRBM
+from mvrbm import MMVRBM, MVRBM, TVRBM, DeepMVRBM, MatrixMixture, MVRBMClassifier, SequenceRBM
 from mvrbm.distributed import World, single_process
 from mvrbm.estimators import Sweep
 from mvrbm.models import mvrbm
@@ -70,6 +72,60 @@ def test_invalid_validation_fractions_raise_errors():
         Sweep(MVRBM(), {"rank": [1]}, validation_fraction=1.5).fit(X)
     with pytest.raises(ValueError, match="cannot hold out 1 of 1"):
         Sweep(MVRBM(), {"rank": [1]}).fit(X[:1])
+
+
+def test_unknown_entries_are_not_data():
+    """Without the mask, NaN would be an error, and placeholders would be learned."""
+    holes = np.where(np.random.default_rng(1).random(X.shape) < 0.3, np.nan, X)
+    sweep = Sweep(MVRBM((4, 3), n_epochs=3, device="cpu"), {"random_state": [0, 3]}, scoring=lambda *_: 0.0).fit(holes)
+    held = np.random.default_rng(0).permutation(120)[:12]
+    for candidate in sweep.candidates_:
+        alone = MVRBM((4, 3), n_epochs=3, device="cpu", **candidate.params).fit(np.delete(holes, held, 0))
+        np.testing.assert_array_equal(candidate.estimator.components(), alone.components())
+    with pytest.raises(ValueError, match="12 of 12 held-out samples contain NaN, but score requires complete samples"):
+        Sweep(MVRBM((4, 3), n_epochs=3), {"rank": [1]}).fit(holes)
+
+
+def test_candidates_may_differ_in_the_shape_of_samples():
+    rows = X.reshape(120, -1)
+    sweep = Sweep(TVRBM(n_epochs=2, device="cpu", random_state=0), {"visible_shape": [(6, 5), (5, 3, 2)]}).fit(rows)
+    kept = np.delete(np.arange(120), np.random.default_rng(0).permutation(120)[:12])
+    for candidate in sweep.candidates_:
+        alone = TVRBM(n_epochs=2, device="cpu", random_state=0, **candidate.params).fit(rows[kept])
+        np.testing.assert_array_equal(candidate.estimator.components(), alone.components())
+
+
+@pytest.mark.parametrize("values", [[np.nan, 1.0, 0.5], [1.0, np.nan, 0.5], [0.5, np.nan, 1.0]])
+def test_a_score_that_is_nan_is_never_the_best(values):
+    value_of = dict(zip([1, 2, 3], values, strict=True))
+    sweep = Sweep(MVRBM((4, 3), n_epochs=1), {"rank": [1, 2, 3]}, scoring=lambda model, *_: value_of[model.rank]).fit(X)
+    assert sweep.best_score_ == 1.0
+    with pytest.raises(ValueError, match="all 2 scores are NaN or minus infinity"):
+        Sweep(MVRBM((4, 3), n_epochs=1), {"rank": [1, 2]}, scoring=lambda *_: np.nan).fit(X)
+
+
+@pytest.mark.parametrize("estimator", [MMVRBM(), MVRBMClassifier(), DeepMVRBM(), MatrixMixture()])
+def test_other_estimators_raise(estimator):
+    message = (
+        f"must be RBM, MVRBM, TVRBM or SequenceRBM, got {type(estimator).__name__}; use scikit-learn's GridSearchCV"
+    )
+    with pytest.raises(ValueError, match=message):
+        Sweep(estimator, {"random_state": [0]}).fit(X, np.arange(120) % 2)
+
+
+def test_sequence_models_are_compared_by_a_normalized_score():
+    """The scores of `score_samples` omit log Z, which differs between models."""
+    rng = np.random.default_rng(0)
+    sequences = np.array(["".join(rng.choice(list("ACDE"), size=6)) for _ in range(100)])
+    model = SequenceRBM(4, random_state=0, alphabet="ACDE", identity=None)
+    sweep = Sweep(model, {"n_epochs": [1, 20]}).fit(sequences)
+    held = sequences[np.sort(np.random.default_rng(0).permutation(100)[:10])]
+    for candidate in sweep.candidates_:
+        assert candidate.score == pytest.approx(np.mean(candidate.estimator.pseudo_likelihood(held)))
+    search = GridSearchCV(model, {"n_epochs": [1, 20]}, cv=[(np.arange(50), np.arange(50, 100))]).fit(sequences)
+    fitted = [clone(model).set_params(n_epochs=n).fit(sequences[:50]) for n in (1, 20)]
+    expected = [np.mean(one.pseudo_likelihood(sequences[50:])) for one in fitted]
+    np.testing.assert_allclose(search.cv_results_["mean_test_score"], expected, rtol=1e-6)
 
 
 def test_a_single_process_is_a_world_of_one():

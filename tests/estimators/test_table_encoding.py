@@ -6,10 +6,16 @@ import pytest
 from sklearn.base import clone
 
 from mvrbm import RBM, MVRBMImputer, MVRBMOutlierDetector
-from mvrbm.estimators.dates import date_formats, days_of, fill_dates
+from mvrbm.io.dates import date_formats, days_of, fill_dates
 
 DAYS = pd.date_range("2021-03-05", periods=40)
 FORMATS = ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d %B %Y", "%Y-%m-%d %H:%M:%S"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_dates_that_can_be_read_in_one_order_give_no_warning(form, recwarn):
+    assert date_formats(pd.Series(DAYS[15:].strftime(form))) == [form]  # starts on the 20th
+    assert len(recwarn) == 0
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -29,9 +35,41 @@ def test_dates_keep_their_type(zone):
     pd.testing.assert_series_equal(filled, column)
 
 
-@pytest.mark.parametrize("values", [["a", "b"], ["2020-01-01", "soon"], [None, None], [1.5, "2020-01-01"]])
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["a", "b"],
+        ["2020-01-01", "soon"],
+        [None, None],
+        [1.5, "2020-01-01"],
+        ["1750", "1990", "2100"],
+        ["1001", "2002", "5003"],
+        ["10001", "94105"],
+        ["12:30", "13:45"],
+        ["1001-01-01", "5003-02-03"],
+    ],
+)
 def test_other_columns_are_no_dates(values):
     assert date_formats(pd.Series(values, dtype=object)) == []
+
+
+@pytest.mark.parametrize("codes", [["1750", "1990", "2100"], ["1001", "2002", "5003"]])
+def test_codes_of_four_digits_are_categories(codes):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=200)
+    frame = pd.DataFrame({"code": np.array(codes)[np.digitize(x, [-0.5, 0.5])], "x": x})
+    frame.loc[:20, "code"] = None
+    imputer = MVRBMImputer("none", random_state=0).fit(frame)
+    assert imputer.encoding_.dates == {}
+    assert set(imputer.transform(frame)["code"]) <= set(codes)
+
+
+def test_dates_beyond_nanoseconds_raise_and_are_never_filled_in():
+    column = pd.Series(["1700-01-01", "2200-01-01", None])
+    assert fill_dates(column, "%Y-%m-%d", np.array([0, 0, 1e7]))[2] == "2262-04-11"
+    for dtype in (object, "datetime64[s]"):
+        with pytest.raises(ValueError, match=r"must contain dates from 1678 to 2262.*got '1001-01-01"):
+            days_of(pd.Series(["1001-01-01"]).astype(dtype), "%Y-%m-%d" if dtype is object else "")
 
 
 AMBIGUOUS = [f"0{1 + k % 9}/0{1 + k % 7}/2021" for k in range(40)]
@@ -65,7 +103,7 @@ def test_an_imputer_names_a_date_in_another_format():
     frame = pd.DataFrame({"day": DAYS.strftime("%Y-%m-%d"), "size": np.arange(40.0)})
     imputer = MVRBMImputer("none", random_state=0).fit(frame)
     pd.testing.assert_frame_equal(imputer.transform(frame), frame, check_dtype=False)
-    with pytest.raises(ValueError, match=r"column 'day' must contain dates in the format '%Y-%m-%d'.*got '5\.3\.2021'"):
+    with pytest.raises(ValueError, match=r"'day' must contain dates from 1678 .*format '%Y-%m-%d'.*got '5\.3\.2021'"):
         imputer.transform(frame.assign(day="5.3.2021"))
 
 

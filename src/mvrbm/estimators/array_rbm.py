@@ -17,6 +17,7 @@ from mvrbm.estimators.batches import Array, check_values, known_entries, n_sampl
 from mvrbm.estimators.features import FeaturesMixin
 from mvrbm.estimators.generation import GenerationMixin
 from mvrbm.estimators.parameters import check_axes, unconnected
+from mvrbm.estimators.persistence import with_checkpoints
 from mvrbm.estimators.scoring import ScoringMixin
 from mvrbm.estimators.undo import undo_on_error
 from mvrbm.io.shards import Rows
@@ -49,10 +50,11 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         self,
         X: Any,
         y: Any = None,
+        sample_weight: Any = None,
         *,
         mask: Any = None,
-        sample_weight: Any = None,
         callbacks: Sequence[Callback] = (),
+        checkpoints: Any = None,
         resume: Any = None,
         ignore_mismatch: bool = False,
     ) -> Self:
@@ -61,19 +63,23 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         Parameters
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features), Shards or Dataset
-            Training data. For Bernoulli units, uint8 data is scaled to [0, 1] one batch at a time.
+            Training data. For Bernoulli units, uint8 data is divided by 255 unless it contains only 0 and 1.
         y : None
             Not used, present here for API consistency by convention.
-        mask : boolean array with the shape of X or of one sample, optional
-            Mask that is True for known entries. During training, unknown entries and NaN entries are sampled from the
-            model.
         sample_weight : array of shape (n,), optional
             Weight of each sample. An epoch draws as many samples as the data has, each in proportion to its weight, so
             only the ratios of the weights matter. Default: an epoch contains each sample once.
+        mask : boolean array with the shape of X or of one sample, optional
+            Mask that is True for known entries. During training, unknown entries and NaN entries are sampled from the
+            model.
         callbacks : sequence of Callback, default=()
             Callbacks to pass to the trainer. See :mod:`mvrbm.training`.
+        checkpoints : path, optional
+            Checkpoint folder. The state is saved after each epoch. If the folder contains checkpoints, training resumes
+            from them.
         resume : path, optional
-            Checkpoint folder. If the folder contains checkpoints, training resumes from the most recent one.
+            Checkpoint folder to resume from, for use with a :class:`~mvrbm.training.Checkpoint` callback that has
+            settings of its own.
         ignore_mismatch : bool, default=False
             Whether to resume from a checkpoint even if it was saved with different data or settings. If False, such a
             checkpoint raises an error.
@@ -90,6 +96,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         SystemExit, respectively. The partially trained model remains usable, and `interrupted_` is True. After an error
         or a second Ctrl-C, the model is restored to its state before `fit`.
         """
+        callbacks, resume = with_checkpoints(callbacks, resume, checkpoints)
         recipe = self._recipe()
         continues = self.warm_start and hasattr(self, "machine_")
         with undo_on_error(self, self.machines_ if continues else []):
@@ -100,7 +107,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         self._raise_if_interrupted()
         return self
 
-    def partial_fit(self, X: Any, y: Any = None, *, mask: Any = None, sample_weight: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, mask: Any = None) -> Self:
         """Train for one more epoch on the given data and return the estimator. See :meth:`fit` for the parameters."""
         continues = hasattr(self, "machine_")
         with undo_on_error(self, self.machines_ if continues else []):

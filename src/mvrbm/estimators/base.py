@@ -17,14 +17,15 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from mvrbm.devices import resolve_device, sensible_threads
-from mvrbm.estimators.batches import Array, Known, batches, filled_batches, n_samples
+from mvrbm.estimators.batches import ROWS_AT_ONCE, Array, Known, batches, filled_batches, has_nan, n_samples
 from mvrbm.estimators.chains import Chains, kept_chains, read_chains, write_chains
 from mvrbm.estimators.parameters import TrainingParameters, seed_of, unsuited_reason
 from mvrbm.estimators.persistence import SavedEstimator
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.progress import report
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, conditional_mean
-from mvrbm.saving import machine_config, read_machine, write_machine
+from mvrbm.saving import machine_structure, read_machine, write_machine
 from mvrbm.training.trainer import Trainer
 from mvrbm.units import Unit
 
@@ -84,7 +85,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
     @property
     def machine_(self) -> BoltzmannMachine:
         """The fitted machine. For stacks, this is the lowest machine."""
-        return self.machines_[0]
+        return self._machines[0]
 
     @property
     def trainer_(self) -> Trainer | None:
@@ -102,6 +103,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
         The dict is empty if the model has no persistent chains.
         """
+        check_is_fitted(self)
         return self._saved_chains if self.trainers_ is None else kept_chains(self.trainers_[-1])
 
     @property
@@ -143,7 +145,8 @@ class BaseRBM(TrainingParameters, SavedEstimator):
     ) -> Iterator[dict[str, Tensor]]:
         """Yield batches in which unknown entries, including NaN, are replaced with their conditional means."""
         if known is None and not self.learns_from_incomplete:
-            return batches(layers, self.machine_.layers)
+            name = type(self).__name__
+            return self._complete_batches(layers, f"{name} requires complete samples; fill in X first, with inpaint")
         rng = self._rng()
 
         def fill(batch: dict[str, Tensor], masks: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -152,13 +155,31 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
         return filled_batches(layers, self.machine_.layers, known, fill)
 
+    def _complete_batches(self, layers: Mapping[str, Any], reason: str) -> Iterator[dict[str, Tensor]]:
+        """Yield the data in batches. Raise ValueError if it contains NaN. `reason` says why, in the message."""
+        for first in range(0, n_samples(layers), ROWS_AT_ONCE):
+            part = {name: array[first : first + ROWS_AT_ONCE] for name, array in layers.items()}
+            if any(map(has_nan, part.values())):
+                raise ValueError(f"X contains NaN, but {reason}")
+            yield from batches(part, self.machine_.layers)
+            report("samples", n_samples(part))
+
     @torch.no_grad()
-    def _map_batches(self, X: Any, compute: Callable[[dict[str, Tensor]], Tensor]) -> Array:
-        """Validate the data, apply a function to each batch, and return the concatenated results."""
+    def _map_batches(
+        self, X: Any, compute: Callable[[dict[str, Tensor]], Tensor], *, complete: str | None = None
+    ) -> Array:
+        """Validate the data, apply a function to each batch, and return the concatenated results.
+
+        Missing entries are filled in. If `complete` is the name of a method, they raise ValueError instead, because
+        that method has no closed form for incomplete samples.
+        """
         layers = self._read_layers(X, reset=False)
         results = np.empty(0)
         first = 0
-        for batch in self._filled_batches(layers):
+        parts = self._filled_batches(layers)
+        if complete is not None:
+            parts = self._complete_batches(layers, no_closed_form(complete))
+        for batch in parts:
             result = to_array(compute(batch))
             check_finite(result, first)
             if first == 0:  # the first batch determines shape and dtype
@@ -189,10 +210,15 @@ class BaseRBM(TrainingParameters, SavedEstimator):
         self.n_updates_ = int(described.get("n_updates", 0))
 
 
+def no_closed_form(method: str) -> str:
+    """Return the reason why a method requires complete samples."""
+    return f"{method} requires complete samples, because the sum over unknown entries has no closed form"
+
+
 def check_same(machines: Sequence[BoltzmannMachine], others: Sequence[BoltzmannMachine], message: str) -> None:
     """Raise ValueError with the given message unless the machines are equal up to parameter values and dtype."""
-    configs = [{**machine_config(machine), "dtype": None} for machine in machines]
-    other_configs = [{**machine_config(machine), "dtype": None} for machine in others]
+    configs = [{**machine_structure(machine), "dtype": None} for machine in machines]
+    other_configs = [{**machine_structure(machine), "dtype": None} for machine in others]
     if configs != other_configs:
         raise ValueError(message)
 

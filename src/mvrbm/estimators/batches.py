@@ -5,6 +5,7 @@ units accept the values. For samples on disk, the trainer checks the values batc
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ Array = NDArray[Any]
 #: Masks of known entries, keyed by layer name, each of shape (n, *layer shape).
 Known = Mapping[str, Tensor]
 
-# Number of samples on disk to inspect for bytes above 1.
+# Number of samples on disk to inspect for values other than 0 and 1.
 _ROWS_TO_INSPECT = 100
 #: Number of samples per batch in methods that process data in batches.
 ROWS_AT_ONCE = 1024
@@ -35,23 +36,56 @@ def model_dtype(layers: Mapping[str, Any]) -> torch.dtype:
 
 
 def unit_for(kind: Any, data: Any) -> Unit:
-    """Create units of type `kind` for data of shape (n, ...).
-
-    Values of dtype uint8 are scaled to the range of the units unless they are all 0 or 1.
-    """
+    """Create units of type `kind` for data of shape (n, ...), and set how they scale bytes. See :func:`match_bytes`."""
     unit = unit_named(kind, tuple(data.shape[1:]))
-    if unit.byte_scale != 1 and _has_binary_bytes(data):
+    if unit.byte_scale != 1 and is_binary(data):
         unit.byte_scale = 1.0
     return unit
 
 
-def _has_binary_bytes(data: Any) -> bool:
-    """Return whether uint8 data contains only 0 and 1. For samples on disk, check only evenly spaced samples."""
-    if data.dtype not in (np.uint8, torch.uint8):
-        return False
+def is_binary(data: Any) -> bool:
+    """Return whether data contains only 0, 1 and NaN. For samples on disk, check only evenly spaced samples."""
+    data = _to_inspect(data)
+    blocks = (data[first : first + ROWS_AT_ONCE] for first in range(0, len(data), ROWS_AT_ONCE))
+    return all(bool(((block == 0) | (block == 1) | (block != block)).all()) for block in blocks)
+
+
+def _to_inspect(data: Any) -> Any:
     if isinstance(data, Rows):
-        data = data[np.unique(np.linspace(0, len(data) - 1, _ROWS_TO_INSPECT).astype(int))]
-    return bool(data.max() == 1)
+        return data[np.unique(np.linspace(0, len(data) - 1, _ROWS_TO_INSPECT).astype(int))]
+    return data
+
+
+def scaled_as_in_training(data: Any, unit: Unit) -> Any:
+    """Return the data of a layer as its units expect it. See :func:`match_bytes`."""
+    if type(unit).byte_scale == 1:
+        return data
+    dtype = np.float64 if unit.bias.dtype == torch.float64 else np.float32
+    return match_bytes(data, dtype, trained_on_binary=unit.byte_scale == 1)
+
+
+def match_bytes(data: Any, dtype: Any, *, trained_on_binary: bool) -> Any:
+    """Return uint8 data as it was in training, for models of values from 0 to 1. Return other data unchanged.
+
+    Bytes are divided by 255, except for bytes of only 0 and 1 if the training data contained only 0 and 1 too. Units
+    whose training data had other values divide all bytes.
+    """
+    if data.dtype != np.uint8:
+        return data
+    binary = is_binary(data)
+    if trained_on_binary and not binary:
+        if isinstance(data, Rows):
+            raise ValueError(
+                "samples on disk are bytes above 1, but the training data contained only 0 and 1; divide them by 255"
+            )
+        return data / np.asarray(255, dtype)
+    if binary and not trained_on_binary and _to_inspect(data).any():
+        warnings.warn(
+            "the uint8 data contains only 0 and 1, and is divided by 255 because the training data had other values; "
+            "pass binary data as bool or float",
+            stacklevel=2,
+        )
+    return data
 
 
 def n_samples(layers: Mapping[str, Any]) -> int:

@@ -37,7 +37,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import label_log_posterior, label_scores, sample
 from mvrbm.saving import read_machine, register, write_machine
-from mvrbm.training.backprop import DescentSettings, descend
+from mvrbm.training.backprop import DescentSettings, Objective, descend
 from mvrbm.training.callbacks import Callback, Checkpoint
 from mvrbm.training.trainer import Trainer
 from mvrbm.units import Categorical, Unit
@@ -99,7 +99,8 @@ class ClassificationMVRBM(ArrayClassifier):
     classes_, visible_shape_, n_parameters_
         See :class:`MVRBMClassifier`.
     class_count_ : array of shape (n_classes,) or None
-        Number of training samples in each class (sum of their weights). None if the model was saved by version 0.2.
+        Sum of the weights of the training samples in each class. Without sample weights, this is the number of samples.
+        None if the model was saved by version 0.2.
     history_ : list of dict
         See :class:`MVRBMClassifier`. After generative training, this list contains the metrics logged by callbacks.
     n_epochs_, n_updates_ : int
@@ -166,7 +167,7 @@ class ClassificationMVRBM(ArrayClassifier):
         sample_weight : array of shape (n,), optional
             Weight of each sample.
         callbacks : sequence of Callback, default=()
-            Callbacks for generative training. Other modes ignore them.
+            Callbacks for contrastive divergence. Requires ``mode="generative"``.
         checkpoints : path, optional
             Checkpoint folder. The state is saved after each epoch. If the folder contains checkpoints, training resumes
             from them.
@@ -197,6 +198,8 @@ class ClassificationMVRBM(ArrayClassifier):
         """Train the classifier and return the exception to raise if a signal stopped training."""
         choice(self.mode, "mode", _MODES)
         number(self.blend, "blend")
+        if callbacks and self.mode != "generative":
+            raise ValueError(f"callbacks require mode='generative', got mode={self.mode!r}")
         data = self._read_labeled(X, y, sample_weight, resolve_device(self.device))
         plan = self._plan(len(data.codes), _LEARNING_RATE if self.learning_rate is None else self.learning_rate)
         seed = seed_of(self.random_state)
@@ -263,12 +266,10 @@ class ClassificationMVRBM(ArrayClassifier):
             with sensible_threads(machine, plan.batch_size):
                 found = descend(
                     machine,
-                    decaying,
-                    lambda rows: self._loss(data, rows, chain_rng),
-                    data.weights,
+                    Objective(lambda rows: self._loss(data, rows, chain_rng), data.weights, (chain_rng,)),
                     plan,
                     order_rng,
-                    draws_from=(chain_rng,),
+                    decaying=decaying,
                     checkpoint=stored_descent(checkpoints, self, plan, data, ignore_mismatch),
                 )
         finally:

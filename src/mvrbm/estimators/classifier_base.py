@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from mvrbm.errors import StorageError
-from mvrbm.estimators.batches import Array, batches
+from mvrbm.estimators.batches import Array, batches, has_nan, scaled_as_in_training
 from mvrbm.estimators.inputs import VISIBLE, ArrayInput
 from mvrbm.estimators.labels import classes_from, describe_classes
 from mvrbm.estimators.persistence import SavedEstimator
@@ -101,9 +101,16 @@ class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEs
     def _batches(self, X: Any) -> Iterator[Tensor]:
         """Validate the data and yield it in batches of shape (m, *visible_shape)."""
         check_is_fitted(self)
-        for batch in batches({VISIBLE: self._read(X, reset=False)}, {VISIBLE: self._unit}):
+        for batch in batches({VISIBLE: self._read_more(X)}, {VISIBLE: self._unit}):
             yield batch[VISIBLE]
             report("samples", len(batch[VISIBLE]))
+
+    def _read_more(self, X: Any) -> Any:
+        """Validate data other than the training data."""
+        samples = self._read(X, reset=False)
+        if has_nan(samples):
+            raise ValueError("X contains NaN, but a classifier requires complete samples; fill in X first")
+        return scaled_as_in_training(samples, self._unit)
 
     def _description(self) -> dict[str, Any]:
         return {**super()._description(), "classes": describe_classes(self.classes_), **self._describe_input()}

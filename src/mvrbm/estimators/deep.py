@@ -229,7 +229,7 @@ class DeepMVRBM(SingleLayerRBM):
         layer : int, default=-1
             Index of the hidden layer. The lowest layer is 0, and the top layer is -1.
         """
-        *below, top = self.machines_[: self._count(layer)]
+        *below, top = self._machines[: self._count(layer)]
         filters = self._weights(top, which)[VISIBLE]
         for machine in reversed(below):
             filters = machine.links[VISIBLE].to_visible(filters)
@@ -268,7 +268,10 @@ class DeepMVRBM(SingleLayerRBM):
     ) -> dict[str, Tensor]:
         """Run Gibbs sampling in the top machine, then sample downward once through each of the other machines."""
         if known is not None:
-            raise ValueError("mask must be None because sampling from a stack cannot keep entries fixed; use inpaint")
+            raise ValueError(
+                "sampling from a stack cannot keep entries fixed, so mask must be None and init must not contain NaN; "
+                "use inpaint"
+            )
         size = len(self.machines_)
         only_machine_gives_means = mean and size == 1
         top = sample(self.machines_[-1], n, steps, rng, init=start, mean=only_machine_gives_means, check=False)
@@ -321,7 +324,7 @@ class DeepMVRBM(SingleLayerRBM):
             agreement = (unit.statistic(x) * field).flatten(1).sum(1)
             return agreement - unit.energy(x) - unit.log_normalizer(field)
 
-        return self._map_batches(X, score)
+        return self._map_batches(X, score, complete="score_samples")
 
     # -- files ------------------------------------------------------------------------------------
 

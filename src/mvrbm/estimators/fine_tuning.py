@@ -33,7 +33,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.progress import listening
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_stack, write_machines
-from mvrbm.training.backprop import DescentResult, assign, descend
+from mvrbm.training.backprop import DescentResult, Objective, assign, descend
 from mvrbm.training.callbacks import Checkpoint
 from mvrbm.training.parts import part_folder
 from mvrbm.units import Unit
@@ -123,7 +123,7 @@ class FineTunedClassifier(ArrayClassifier):
         Parameters
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features)
-            Training data. For Bernoulli units, uint8 data is scaled to [0, 1] one batch at a time.
+            Training data. For Bernoulli units, uint8 data is divided by 255 unless it contains only 0 and 1.
         y : array of shape (n,) or (n, n_classes)
             Class labels, as numbers, strings or one-hot rows.
         sample_weight : array of shape (n,), optional
@@ -184,14 +184,11 @@ class FineTunedClassifier(ArrayClassifier):
         with sensible_threads(self.network_.stack[0], plan.batch_size), bar:
             found = descend(
                 self.network_,
-                self._decaying_parameters(),
-                loss,
-                train.weights,
+                Objective(loss, train.weights, (dropout_rng, perturbation_rng), capturable=True),
                 plan,
                 order_rng,
                 None if held_out is None else lambda: self._error_and_loss(held_out),
-                draws_from=(dropout_rng, perturbation_rng),
-                capturable=True,
+                decaying=self._decaying_parameters(),
                 checkpoint=stored_descent(folder, self, plan, data, ignore_mismatch),
             )
         self.history_ = found.history
@@ -253,6 +250,7 @@ class FineTunedClassifier(ArrayClassifier):
             )
         self.stack_ = fitted
         copies = [copy.deepcopy(machine).to(data.weights) for machine in fitted.machines_]
+        copies[0].layers[VISIBLE].byte_scale = machines[0].layers[VISIBLE].byte_scale
         network = StructuredNetwork(copies, n_classes)
         network.center()
         return network
@@ -316,7 +314,7 @@ class FineTunedClassifier(ArrayClassifier):
         """Validate the unlabeled samples and return them as a tensor, or return None if there are none."""
         if unlabeled is None:
             return None
-        samples = self._read(unlabeled, reset=False)
+        samples = self._read_more(unlabeled)
         check_values({VISIBLE: samples}, {VISIBLE: self._unit})
         return torch.from_numpy(np.array(samples)).to(device)
 

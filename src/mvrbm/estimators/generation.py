@@ -43,7 +43,7 @@ class GenerationMixin(BaseRBM):
 
         Notes
         -----
-        For all estimators of this class, `sample` returns what `fit` takes as training data.
+        The samples have the format of the training data.
         """
         check_is_fitted(self)
         whole_number(n, "n")
@@ -78,12 +78,12 @@ class GenerationMixin(BaseRBM):
     def inpaint(self, X: Any, mask: Any = None, *, steps: int = 100, burn_in: int = 50) -> Any:
         """Replace unknown entries with their means given the known entries.
 
-        If a sample has no known entries, the result contains the unconditional means under the model.
-
         To fill in missing values with small errors, use :class:`~mvrbm.MVRBMImputer` instead. It is trained to predict
         missing entries, and reports standard deviations. This method completes samples in the style of the model. Its
         errors can be larger than those of the mean of the data, in particular after training with a recipe that is not
         generative.
+
+        If a sample has no known entries, the result contains the unconditional means under the model.
 
         Parameters
         ----------
@@ -107,4 +107,6 @@ class GenerationMixin(BaseRBM):
         self._warn_of_recipe()
         layers = self._read_layers(X, reset=False)
         known = None if mask is None else masks(self._masks_by_layer(mask), layers)
+        if known is None and not self.learns_from_incomplete:
+            known = known_entries(None, layers, every_layer=None)
         return self._to_user(joined(self._filled_batches(layers, known, steps, burn_in)), like=X)

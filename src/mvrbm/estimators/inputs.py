@@ -231,7 +231,10 @@ def _array_or_labels(part: Any, name: str) -> Any:
     if isinstance(part, Tensor | Dataset | DataLoader):
         part = without_wrapper(part)
     try:
-        return None if part is None else np.asarray(part)
+        array = None if part is None else np.asarray(part)
+        # NumPy converts an unknown label in a list of strings, such as NaN, to a string.
+        from_strings = array is not None and array.dtype.kind == "U" and not isinstance(part, np.ndarray)
+        return np.asarray(part, dtype=object) if from_strings else array
     except ValueError as error:
         raise ValueError(f"all samples of modality {name!r} must have the same shape: {error}") from error
 

@@ -1,7 +1,7 @@
-"""Convert class labels to class indices, and save and restore classes."""
+"""Convert class labels, some of which can be unknown, to class indices and one-hot rows, and save classes."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,6 +19,47 @@ class Labeled(NamedTuple):
     samples: Tensor  # (n, *shape), bytes or floats
     codes: Tensor  # (n,), class index of each sample
     weights: Tensor  # (n,)
+
+
+class PartialLabels(NamedTuple):
+    """Labels of n samples, some of which can be unknown."""
+
+    values: Array  # (number of known labels,)
+    known: Array  # (n,), bool
+
+    @classmethod
+    def of(cls, y: Array) -> Self | None:
+        """Return the labels in a vector of integers, booleans, strings or objects. Return None for other arrays.
+
+        None, NaN and ``pandas.NA`` are unknown labels. Floats are labels if all known values are whole numbers.
+        """
+        if y.ndim != 1 or y.dtype.kind not in "biuUOf":
+            return None
+        if y.dtype.kind in "biuU":
+            return cls(y, np.ones(len(y), dtype=bool))
+        known = np.array([is_known(value) for value in y], dtype=bool)
+        values = np.array(y[known].tolist())
+        if values.dtype.kind == "f":
+            if not (np.isfinite(values) & (values == np.round(values))).all():
+                return None
+            values = values.astype(np.int64)
+        return cls(values, known)
+
+    def one_hot(self, classes: Array) -> Array:
+        """Return uint8 one-hot rows of shape (n, n_classes). If labels are unknown, return floats with NaN rows."""
+        rows: Array = np.eye(len(classes), dtype=np.uint8)[label_codes(self.values, classes, None).long().numpy()]
+        if self.known.all():
+            return rows
+        all_rows = np.full((len(self.known), len(classes)), np.nan, np.float32)
+        all_rows[self.known] = rows
+        return all_rows
+
+
+def is_known(value: Any) -> bool:
+    """Return False for missing values (None, NaN or ``pandas.NA``) and True otherwise."""
+    # NaN is not equal to itself, and comparing pandas' NA does not return a bool.
+    equal = value == value
+    return value is not None and isinstance(equal, bool | np.bool_) and bool(equal)
 
 
 def label_vector(y: Any) -> Any:

@@ -7,17 +7,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from mvrbm.couplings import Coupling, Dense, Kronecker
 from mvrbm.devices import sensible_threads
 from mvrbm.estimators.array_rbm import ArrayRBM
-from mvrbm.estimators.batches import Array, batches, joined, known_entries, model_dtype, unit_for
+from mvrbm.estimators.base import check_finite, no_closed_form, to_array
+from mvrbm.estimators.batches import (
+    Array,
+    batches,
+    joined,
+    known_entries,
+    model_dtype,
+    n_samples,
+    scaled_as_in_training,
+    unit_for,
+)
 from mvrbm.estimators.chains import initial_states_with_labels, match_labels
 from mvrbm.estimators.inputs import by_modality, check_modalities, read_modalities
 from mvrbm.estimators.labels import (
+    PartialLabels,
     class_counts_from,
     classes_from,
     describe_classes,
@@ -47,9 +57,9 @@ class MMVRBM(ArrayRBM):
     hidden layer, :math:`C` is its bias, and :math:`U_m` and :math:`V_m` are weights.
 
     The data is a dict of arrays keyed by modality, or a tuple of arrays. The modalities in a tuple are named "0", "1",
-    and so on. A modality can also be a vector of labels (integers or strings, with None or NaN for unknown labels) or
-    an array of one-hot rows. Such a modality becomes a categorical layer with a ``Dense`` coupling, and `sample` can
-    then generate samples with a given label.
+    and so on. A modality can also be an array of one-hot rows or a vector of labels: integers or strings, with None,
+    NaN or NA for unknown labels. Such a modality becomes a categorical layer with a ``Dense`` coupling, and `sample`
+    can then generate samples with a given label.
 
     `predict` predicts missing modalities from the given modalities, and `inpaint` fills in unknown entries. The model
     learns the joint distribution of all modalities. If you only need to predict one label, a discriminative classifier
@@ -83,8 +93,8 @@ class MMVRBM(ArrayRBM):
     classes_ : dict of str to array
         Sorted classes of each modality that is a vector of labels.
     class_count_ : dict of str to array
-        Number of training samples in each class, for each modality that is a label. Empty if the model was saved by
-        version 0.2.
+        Sum of the weights of the training samples in each class, for each modality that is a label. Without sample
+        weights, this is the number of samples. Empty if the model was saved by version 0.2.
 
     See Also
     --------
@@ -118,20 +128,22 @@ class MMVRBM(ArrayRBM):
 
     def _read_layers(self, X: Any, *, reset: bool) -> dict[str, Array]:
         parts = by_modality(X)
-        vectors = _label_vectors(parts)
-        known = {name: _known_labels(y) for name, y in vectors.items()}
+        found = {name: PartialLabels.of(part) for name, part in parts.items() if part is not None}
+        vectors = {name: labels for name, labels in found.items() if labels is not None}
         if reset:
-            for name, labeled in known.items():
-                if not labeled.any():
+            for name, labels in vectors.items():
+                if not labels.known.any():
                     raise ValueError(f"modality '{name}' must have at least one known label")
-            self.classes_: dict[str, Array] = {name: np.unique(y[known[name]]) for name, y in vectors.items()}
+            self.classes_: dict[str, Array] = {name: np.unique(labels.values) for name, labels in vectors.items()}
             one_hot = {name for name, part in parts.items() if np.ndim(label_vector(part)) == 1 < np.ndim(part)}
             self._label_names = set(vectors) | one_hot
         shapes = None if reset else {name: unit.shape for name, unit in self.machine_.layers.items()}
-        for name, y in vectors.items():
+        for name, labels in vectors.items():
             if reset or name in self._labels:
-                parts[name] = _one_hot(y, known[name], self._classes(name))
+                parts[name] = labels.one_hot(self._classes(name))
         layers = read_modalities(parts, shapes)
+        if not reset:
+            layers = {name: scaled_as_in_training(x, self.machine_.layers[name]) for name, x in layers.items()}
         self.modalities_: list[str] = list(layers)
         return layers
 
@@ -180,19 +192,24 @@ class MMVRBM(ArrayRBM):
     ) -> None:
         super()._train(trainer, data, n_epochs, known, callbacks, initialize=initialize)
         counts = dict(self.class_count_)
+        weights = np.ones(n_samples(data)) if trainer.sample_weight is None else np.asarray(trainer.sample_weight)
         for name in self._labels:
             one_hot = data[name] if known is None else np.where(known[name], data[name], 0)
-            counts[name] = np.asarray(counts.get(name, 0) + np.sum(one_hot, 0, dtype=np.float64))
+            found = counts.get(name, 0) + weights @ np.asarray(one_hot, dtype=np.float64)
+            if found.sum() > 0:
+                counts[name] = found
         self.class_count_ = counts
-        if self._labels and known is None and not trainer.interrupted:
-            name = self._labels[0]
-            shares = self.class_count_[name] / self.class_count_[name].sum()
-            match_labels(trainer, name, torch.from_numpy(shares), self._rng())
+        if counts and known is None and not trainer.interrupted:
+            first, count = next(iter(counts.items()))
+            match_labels(trainer, first, torch.from_numpy(count / count.sum()), self._rng())
 
     # -- prediction -------------------------------------------------------------------------------
 
     def predict(self, X: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
         """Predict the modalities that are missing from `X`, given the other modalities.
+
+        The model describes all modalities, not only the label. If a label is all that you need, use
+        :class:`~mvrbm.MVRBMClassifier` or another classifier, which is more accurate.
 
         Parameters
         ----------
@@ -251,6 +268,36 @@ class MMVRBM(ArrayRBM):
             return {absent[0]: torch.cat(posteriors).cpu().numpy()}
         filled = joined(self._filled_batches(layers, None, steps, burn_in))
         return {name: filled[name].cpu().numpy() for name in absent}
+
+    # -- scores -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def free_energy(self, X: Any) -> Array:
+        """Return the free energy of each sample in nats, as an array of shape (n,).
+
+        The free energy is the negative log-likelihood minus log Z. Unknown labels are summed over exactly. Other
+        unknown entries raise ValueError, because the sum over them has no closed form.
+        """
+        check_is_fitted(self)
+        energies = self._sum_over_labels(self._read_layers(X, reset=False))
+        check_finite(energies)
+        return energies
+
+    def _sum_over_labels(self, layers: Mapping[str, Any]) -> Array:
+        """Return the free energies of samples whose labels can be unknown."""
+        for name in self._labels:
+            unknown = np.isnan(layers[name]).all(1)
+            if not unknown.any():
+                continue
+            energies = np.empty(len(unknown), dtype=to_array(self.machine_.like).dtype)
+            rows = {other: array[unknown] for other, array in layers.items()}
+            each = [{**rows, name: np.broadcast_to(row, rows[name].shape)} for row in np.eye(rows[name].shape[1])]
+            energies[unknown] = -np.logaddexp.reduce([-self._sum_over_labels(one) for one in each])
+            if not unknown.all():
+                energies[~unknown] = self._sum_over_labels({other: x[~unknown] for other, x in layers.items()})
+            return energies
+        complete = self._complete_batches(layers, no_closed_form("free_energy"))
+        return np.concatenate([to_array(self.machine_.free_energy(batch, check=False)) for batch in complete])
 
     # -- samples ----------------------------------------------------------------------------------
 
@@ -346,29 +393,6 @@ class MMVRBM(ArrayRBM):
 def _is_label(unit: Unit) -> bool:
     """Return whether a layer is a label (a single one-hot row per sample)."""
     return unit.entry_modes == 1 == len(unit.shape)
-
-
-def _label_vectors(parts: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the modalities that are vectors of labels (integers, booleans, strings or objects)."""
-    arrays = {name: np.asarray(part) for name, part in parts.items()}
-    return {name: array for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "biuUO"}
-
-
-def _known_labels(y: Array) -> NDArray[np.bool_]:
-    """Return a mask of the labels that are neither None nor NaN."""
-    # NaN is not equal to itself.
-    return np.array([value is not None and value == value for value in y])
-
-
-def _one_hot(y: Array, known: NDArray[np.bool_], classes: Array) -> Array:
-    """Convert labels to uint8 one-hot rows. If any labels are unknown, return floats with NaN in their rows."""
-    codes = label_codes(y[known], classes, None).long().numpy()
-    rows: Array = np.eye(len(classes), dtype=np.uint8)[codes]
-    if known.all():
-        return rows
-    all_rows = np.full((len(y), len(classes)), np.nan, np.float32)
-    all_rows[known] = rows
-    return all_rows
 
 
 def _by_modality(value: Any, names: Sequence[str], parameter: str, defaults: Mapping[str, Any]) -> dict[str, Any]:

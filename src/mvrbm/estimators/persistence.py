@@ -22,9 +22,11 @@ from mvrbm.couplings import Coupling, make_coupling
 from mvrbm.distributed import World
 from mvrbm.errors import RecipeWarning, StorageError
 from mvrbm.estimators.parameters import Layer
-from mvrbm.hub import ModelCard, push_to_hub, write_card
+from mvrbm.hub import push_to_hub
+from mvrbm.model_card import ModelCard, write_card
 from mvrbm.saving import ESTIMATOR, replace_model
 from mvrbm.training.backprop import DescentSettings
+from mvrbm.training.callbacks import Callback, Checkpoint
 from mvrbm.training.checkpoints import DescentCheckpoint, digest_of
 from mvrbm.updates.recipe import Recipe
 from mvrbm.validation import whole_number
@@ -165,6 +167,15 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_to_json(entry) for entry in value]
     return value
+
+
+def with_checkpoints(callbacks: Sequence[Callback], resume: Any, checkpoints: Any) -> tuple[Sequence[Callback], Any]:
+    """Return the callbacks and the folder to resume from if `checkpoints` is the folder for both, or None."""
+    if checkpoints is None:
+        return callbacks, resume
+    if resume is not None:
+        raise ValueError("resume has no effect together with checkpoints, which resumes from its own folder")
+    return [*callbacks, Checkpoint(checkpoints)], checkpoints
 
 
 def saved_names(estimator: Any) -> list[str] | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from mvrbm.couplings import Coupling, Dense
 from mvrbm.errors import StorageError
 from mvrbm.estimators.array_rbm import ArrayRBM
-from mvrbm.estimators.batches import Array, model_dtype, unit_for
+from mvrbm.estimators.batches import Array, model_dtype, scaled_as_in_training, unit_for
 from mvrbm.estimators.inputs import VISIBLE, ArrayInput
 from mvrbm.estimators.parameters import unconnected
 from mvrbm.saving import register
@@ -26,7 +26,8 @@ class SingleLayerRBM(ArrayInput, ArrayRBM):
     """Base class for models with one visible layer. Samples are arrays or rows of features."""
 
     def _read_layers(self, X: Any, *, reset: bool) -> dict[str, Any]:
-        return {VISIBLE: self._read(X, reset=reset)}
+        samples = self._read(X, reset=reset)
+        return {VISIBLE: samples if reset else scaled_as_in_training(samples, self.machine_.layers[VISIBLE])}
 
     def _new_units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:
         return {VISIBLE: unit_for(self.visible, layers[VISIBLE]).to(model_dtype(layers))}
@@ -141,7 +142,7 @@ class MVRBM(TVRBM):
         model.
     backend : str, default="auto"
         Implementation of the updates. ``"auto"`` selects the fastest implementation for the model and the device.
-        ``"reference"`` computes gradients with autograd. See :class:`mvrbm.training.Trainer` for the other
+        ``"autograd"`` computes gradients with autograd. See :class:`mvrbm.training.Trainer` for the other
         implementations.
     random_state : int, RandomState or None, default=None
         Seed or generator for random numbers. Pass an int for reproducible results.

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from mvrbm.estimators.base import BaseRBM
-from mvrbm.estimators.batches import Array, batches, joined, n_samples
+from mvrbm.estimators.base import BaseRBM, no_closed_form
+from mvrbm.estimators.batches import Array, joined, n_samples
 from mvrbm.likelihood import LikelihoodInterval, log_likelihood_interval, pseudo_log_likelihood
 
 # Number of entries per sample for which `score_samples` computes exact conditional probabilities by default.
@@ -27,18 +27,24 @@ class ScoringMixin(BaseRBM):
         Parameters
         ----------
         X : array
-            Data in a format that :meth:`fit` accepts.
+            Complete samples in a format that :meth:`fit` accepts. NaN raises ValueError, because the sum over unknown
+            entries has no closed form.
         exact : bool, default=False
             Whether to compute the conditional probability of every entry exactly.
         """
         check_is_fitted(self)
         n_sites = None if exact else _SCORED_SITES
         return self._map_batches(
-            X, lambda batch: pseudo_log_likelihood(self.machine_, batch, n_sites=n_sites, check=False).values
+            X,
+            lambda batch: pseudo_log_likelihood(self.machine_, batch, n_sites=n_sites, check=False).values,
+            complete="score_samples",
         )
 
     def score(self, X: Any, y: Any = None, *, exact: bool = False) -> float:
-        """Return the mean of :meth:`score_samples` over all samples. `y` is ignored."""
+        """Return the mean of :meth:`score_samples` over all samples. `y` is ignored.
+
+        The pseudo-log-likelihood is normalized, so the scores of different models of the same data can be compared.
+        """
         return float(np.mean(self.score_samples(X, exact=exact)))
 
     def log_likelihood(
@@ -52,7 +58,7 @@ class ScoringMixin(BaseRBM):
         Parameters
         ----------
         X : array
-            Data without missing entries.
+            Complete samples. NaN raises ValueError.
         n_chains : int, default=100
             Number of annealing chains in each direction (forward and reverse).
         n_steps : int, default=1000
@@ -65,8 +71,7 @@ class ScoringMixin(BaseRBM):
         if len(self._machines) > 1:
             raise ValueError("the likelihood of a stack cannot be estimated; use score_samples instead")
         layers = self._read_layers(X, reset=False)
-        # `log_likelihood_interval` validates the values.
-        data = joined(batches(layers, self.machine_.layers, check=False))
+        data = joined(self._complete_batches(layers, no_closed_form("log_likelihood")))
         rows = np.linspace(0, n_samples(data) - 1, n_chains).astype(int)
         start = self.chains_ or {name: array[rows] for name, array in data.items()}
         return log_likelihood_interval(
@@ -78,6 +83,7 @@ class ScoringMixin(BaseRBM):
 
         The free energy is the negative log-likelihood minus log Z, so differences in free energy between samples equal
         negative differences in log-likelihood. For stacks, the result is the free energy under the lowest machine.
+        Samples must be complete: NaN raises ValueError, because the sum over unknown entries has no closed form.
         """
         check_is_fitted(self)
-        return self._map_batches(X, lambda batch: self.machine_.free_energy(batch, check=False))
+        return self._map_batches(X, lambda batch: self.machine_.free_energy(batch, check=False), complete="free_energy")

@@ -114,7 +114,7 @@ class AlignedRBM(ArrayRBM):
         X : path, sequence of str, array or Biopython alignment
             Sequences. A question mark is an unknown letter.
         exact : bool, default=False
-            Not used, present for consistency with other models. The scores of complete sequences are always exact.
+            Has no effect. The scores of complete sequences are always exact.
         normalized : bool, default=False
             Whether to subtract an estimate of log Z. See :meth:`log_partition`.
         """
@@ -145,6 +145,14 @@ class AlignedRBM(ArrayRBM):
         state = unit.decode(letters[None].to(unit.bias.device))
         known = torch.from_numpy(codes != UNKNOWN).to(state.device)
         return state, known[None, :, None].expand(state.shape)
+
+    def score(self, X: Any, y: Any = None, *, exact: bool = False) -> float:
+        """Return the mean pseudo-log-likelihood of complete sequences in nats. `y` and `exact` are ignored.
+
+        The pseudo-log-likelihood is normalized, so the scores of different models of the same sequences can be
+        compared. Those of :meth:`score_samples` cannot, because they omit log Z.
+        """
+        return float(np.mean(self.pseudo_likelihood(X)))
 
     def log_partition(self, *, n_chains: int = 100, n_steps: int = 1000) -> LogPartitionInterval:
         """Estimate log Z by annealed importance sampling in both directions.
@@ -366,6 +374,11 @@ class SequenceRBM(AlignedRBM):
 
     Sequences can be strings, a FASTA or Stockholm file, a Biopython alignment, or arrays of letters, of integer codes
     of shape (n, sites), or in one-hot encoding of shape (n, sites, letters). Gaps are letters like any other.
+
+    The default recipe has a Gaussian prior on the weights, with a standard deviation of 0.3, because the model usually
+    has many more parameters than there are sequences. The prior is the only protection against overfitting: the more
+    sequences there are, the less it restricts the weights, and more epochs do no harm. To change its strength, pass
+    ``dataclasses.replace(RECIPES["sequences"], prior_precision=...)`` as `recipe`.
 
     Parameters
     ----------

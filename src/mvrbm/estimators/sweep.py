@@ -20,13 +20,17 @@ from sklearn.model_selection import ParameterGrid
 from mvrbm.distributed import World, single_process
 from mvrbm.errors import DivergenceError
 from mvrbm.estimators.array_rbm import ArrayRBM
-from mvrbm.estimators.batches import sample_weights
+from mvrbm.estimators.batches import has_nan, sample_weights
+from mvrbm.estimators.deep import DeepMVRBM
+from mvrbm.estimators.multimodal import MMVRBM
 from mvrbm.estimators.undo import undo_on_error
 from mvrbm.training import Checkpoint, fit_together
 from mvrbm.training.parts import part_folder
 from mvrbm.training.trainer import Trainer
 from mvrbm.validation import number
 
+# Models without a single machine for arrays of samples.
+_UNSUPPORTED = (DeepMVRBM, MMVRBM)
 #: Mapping from parameter names to values to try, or a list of such mappings, as in scikit-learn's `ParameterGrid`.
 Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
 
@@ -52,7 +56,7 @@ class Sweep:
 
     Parameters
     ----------
-    estimator : RBM, MVRBM or TVRBM
+    estimator : RBM, MVRBM, TVRBM or SequenceRBM
         The estimator to train. The sweep trains clones and does not modify the estimator itself.
     grid : mapping of str to sequence, or sequence of such mappings
         Mapping from parameter names to values to try, as in scikit-learn's `ParameterGrid`. The names can include
@@ -60,11 +64,11 @@ class Sweep:
     scoring : callable, optional
         Function with the signature ``scoring(estimator, X, y)`` that returns the score of a fitted estimator on
         held-out samples. Higher scores are better. `y` is None if there are no labels. Default: the estimator's `score`
-        method.
+        method. A candidate whose score is NaN is never the best.
     validation_fraction : float, default=0.1
         Fraction of the samples to hold out for scoring.
     random_state : int, default=0
-        Random seed for selecting the held-out samples.
+        Random seed for selecting the held-out samples, which by default are the same in each call.
 
     Attributes
     ----------
@@ -112,8 +116,8 @@ class Sweep:
         self,
         X: Any,
         y: Any = None,
-        *,
         sample_weight: Any = None,
+        *,
         checkpoints: Any = None,
         ignore_mismatch: bool = False,
     ) -> Sweep:
@@ -122,7 +126,7 @@ class Sweep:
         Parameters
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features)
-            Data to split into training samples and held-out samples.
+            Data to split into training samples and held-out samples. NaN entries are unknown, and require `scoring`.
         y : array of shape (n,), optional
             Labels to pass to `scoring`.
         sample_weight : array of shape (n,), optional
@@ -145,12 +149,22 @@ class Sweep:
         `checkpoints` was given, calling `fit` again resumes the training runs.
         """
         with undo_on_error(self):
+            if not isinstance(self.estimator, ArrayRBM) or isinstance(self.estimator, _UNSUPPORTED):
+                raise ValueError(
+                    "estimator must be RBM, MVRBM, TVRBM or SequenceRBM, got "
+                    f"{type(self.estimator).__name__}; use scikit-learn's GridSearchCV for classifiers"
+                )
             weights = None if sample_weight is None else sample_weights(sample_weight, len(X))
             self._fit(np.asarray(X), y, weights, checkpoints, ignore_mismatch)
         return self
 
     def _fit(self, X: Any, y: Any, weights: Any, checkpoints: Any, ignore_mismatch: bool) -> None:
         kept, held = self._split(len(X))
+        if self.scoring is None and has_nan(X[held]):
+            raise ValueError(
+                f"{np.isnan(X[held]).reshape(len(held), -1).any(1).sum()} of {len(held)} held-out samples contain NaN, "
+                "but score requires complete samples; pass a function as scoring"
+            )
         self.candidates_ = [Candidate(dict(params)) for params in ParameterGrid(self.grid)]
         world = World.here()
         own = slice(world.rank, None, world.size)
@@ -165,11 +179,14 @@ class Sweep:
             if not candidate.diverged:
                 candidate.score = self._score(candidate.estimator, X[held], labels)
         self._share_scores(world)
-        best = max(range(len(self.candidates_)), key=lambda index: self.candidates_[index].score)
+        scores = np.array([candidate.score for candidate in self.candidates_])
+        if all(candidate.diverged for candidate in self.candidates_):
+            raise DivergenceError(f"all {len(self.candidates_)} training runs diverged; use lower learning rates")
+        if not (scores > -np.inf).any():  # also if all scores are NaN
+            raise ValueError(f"all {len(self.candidates_)} scores are NaN or minus infinity")
+        best = int(np.nanargmax(scores))
         self.best_params_ = self.candidates_[best].params
         self.best_score_ = self.candidates_[best].score
-        if self.best_score_ == float("-inf"):
-            raise DivergenceError(f"all {len(self.candidates_)} training runs diverged; use lower learning rates")
         self.best_estimator_ = self._share_estimator(best, world, X[kept])
 
     def _split(self, n: int) -> tuple[Any, Any]:
@@ -194,14 +211,18 @@ class Sweep:
     ) -> None:
         trainers: list[Trainer] = []
         data: list[dict[str, Any]] = []
+        masks: list[Any] = []
         for candidate, folder in zip(candidates, folders, strict=True):
-            candidate.estimator, trainer, layers = self._prepared(candidate.params, X, weights)
+            candidate.estimator, trainer, layers, mask = self._prepared(candidate.params, X, weights)
             if folder is not None:
                 trainer.callbacks = [Checkpoint(folder)]
                 trainer.resume(folder, ignore_mismatch=ignore_mismatch)
             trainers.append(trainer)
-            data.append(data[0] if data else layers)  # all candidates share one copy of the data
-        outcomes = fit_together(trainers, data, initialize=True)
+            # Candidates share one copy of the data, unless they have different shapes of the visible layer.
+            same = [index for index, other in enumerate(data) if _shapes(other) == _shapes(layers)]
+            data.append(data[same[0]] if same else layers)
+            masks.append(masks[same[0]] if same else mask)
+        outcomes = fit_together(trainers, data, masks=masks, initialize=True)
         for candidate, trainer, (diverged, seconds) in zip(candidates, trainers, outcomes, strict=True):
             candidate.diverged = diverged
             candidate.seconds = seconds
@@ -212,12 +233,11 @@ class Sweep:
             if diverged:
                 candidate.estimator = None
 
-    def _prepared(self, params: Mapping[str, Any], X: Any, weights: Any = None) -> tuple[Any, Trainer, dict[str, Any]]:
-        """Return an untrained estimator, its trainer, and the training data keyed by layer name."""
+    def _prepared(self, params: Mapping[str, Any], X: Any, weights: Any = None) -> tuple[Any, ...]:
+        """Return an untrained estimator, its trainer, the training data and its mask, both keyed by layer name."""
         estimator = clone(self.estimator).set_params(**params)
         with single_process():
-            trainer, layers, _ = estimator.prepare(X, sample_weight=weights)
-        return estimator, trainer, layers
+            return estimator, *estimator.prepare(X, sample_weight=weights)
 
     def _share_scores(self, world: World) -> None:
         """Exchange the scores and training times of all candidates between processes."""
@@ -246,3 +266,7 @@ class Sweep:
         estimator.trainers_ = None
         estimator.history_ = []
         return estimator
+
+
+def _shapes(layers: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in layers.items()}

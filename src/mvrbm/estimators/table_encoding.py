@@ -12,9 +12,9 @@ import numpy as np
 
 from mvrbm.errors import StorageError
 from mvrbm.estimators.batches import Array
-from mvrbm.estimators.dates import date_formats, days_of, fill_dates
 from mvrbm.estimators.inputs import as_array, is_number_type
-from mvrbm.estimators.labels import classes_from, describe_classes
+from mvrbm.estimators.labels import classes_from, describe_classes, is_known
+from mvrbm.io.dates import date_formats, days_of, fill_dates
 
 # A text column with more categories than this, and with more categories than half of its known entries, is copied.
 _MANY_CATEGORIES = 20
@@ -32,7 +32,7 @@ class TableEncoding:
     categories : dict of int to array
         Sorted categories of each categorical column, keyed by column index.
     dates : dict of int to str
-        Format of each date column, keyed by column index. See :mod:`mvrbm.estimators.dates`.
+        Format of each date column, keyed by column index. See :mod:`mvrbm.io.dates`.
     copied : list of int
         Indices of the columns that are not part of the model and are copied unchanged.
     kept : boolean array
@@ -151,7 +151,8 @@ class TableEncoding:
         if len(unknown):
             name = _name(X, column)
             raise ValueError(
-                f"column {name!r} has categories that were not in the training data, such as {str(unknown[0])!r}"
+                f"column {name!r} has categories that were not in the training data, such as {str(unknown[0])!r}; "
+                "replace them with missing values, or train on data that contains them"
             )
         return places
 
@@ -284,14 +285,7 @@ def _floats(X: Any, column: int, values: Array) -> Array:
 def _known_values(X: Any, column: int) -> tuple[Array, Array]:
     """Return the known values in a column and a mask of its known entries."""
     values = np.asarray(X.iloc[:, column] if _is_frame(X) else np.asarray(X)[:, column], dtype=object)
-    known = np.array([_is_known(value) for value in values], dtype=bool)
+    known = np.array([is_known(value) for value in values], dtype=bool)
     found = values[known]
     has_text = any(isinstance(value, str) for value in found)
     return (found.astype(str) if has_text else np.array(found.tolist())), known
-
-
-def _is_known(value: Any) -> bool:
-    """Return False for missing values (None, NaN or ``pandas.NA``) and True otherwise."""
-    # NaN is not equal to itself, and comparing pandas' NA does not return a bool.
-    equal = value == value
-    return value is not None and isinstance(equal, bool | np.bool_) and bool(equal)

@@ -25,7 +25,7 @@ from mvrbm.estimators.base import to_array
 from mvrbm.estimators.batches import ROWS_AT_ONCE, Array
 from mvrbm.estimators.inputs import as_array, without_wrapper
 from mvrbm.estimators.parameters import seed_of
-from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names
+from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names, with_checkpoints
 from mvrbm.estimators.undo import undo_on_error
 from mvrbm.io.shards import Rows
 from mvrbm.machine import BoltzmannMachine
@@ -164,6 +164,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         y: Any = None,
         *,
         callbacks: Sequence[Callback] = (),
+        checkpoints: str | os.PathLike[str] | None = None,
         resume: str | os.PathLike[str] | None = None,
         ignore_mismatch: bool = False,
     ) -> Self:
@@ -178,8 +179,12 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
             Not used, present here for API consistency by convention.
         callbacks : sequence of Callback, default=()
             Callbacks to pass to the trainer. See :mod:`mvrbm.training`.
+        checkpoints : path, optional
+            Checkpoint folder. The state is saved after each epoch. If the folder contains checkpoints, training resumes
+            from them.
         resume : path, optional
-            Checkpoint folder. If the folder contains checkpoints, training resumes from the most recent one.
+            Checkpoint folder to resume from, for use with a :class:`~mvrbm.training.Checkpoint` callback that has
+            settings of its own.
         ignore_mismatch : bool, default=False
             Whether to resume from a checkpoint even if it was saved with different data or settings. If False, such a
             checkpoint raises an error.
@@ -195,6 +200,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         respectively. The partially trained model remains usable, and `interrupted_` is True. After an error or a second
         Ctrl-C, the model is restored to its state before `fit`.
         """
+        callbacks, resume = with_checkpoints(callbacks, resume, checkpoints)
         continues = self.warm_start and hasattr(self, "machine_")
         with undo_on_error(self, [self.machine_] if continues else []):
             counts = self._prepare(X, continues=continues)

@@ -95,7 +95,7 @@ def correlations(
 
 
 def _subsets(sites: int, order: int, most: int) -> list[tuple[int, ...]]:
-    """Return all subsets of sites of one size in increasing order, or a random selection of them."""
+    """Return all subsets of a given number of sites in increasing order, or a random selection of these subsets."""
     if math.comb(sites, order) <= most:
         return list(itertools.combinations(range(sites), order))
     random = np.random.default_rng(0)
