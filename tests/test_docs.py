@@ -146,6 +146,25 @@ def api_pages(monkeypatch):
     return importlib.import_module("api_pages")
 
 
+def test_related_names_have_pages_and_guides(api_pages):
+    names = set(documented())
+    for guide, text in api_pages.GROUPS:
+        members = api_pages.members_of(text)
+        assert len(members) > 1
+        assert set(members) <= names
+        assert (ROOT / "docs" / f"{guide}.md").exists()
+
+
+def test_objects_without_see_also_get_their_guide_and_relatives(api_pages):
+    lines = ["Detector."]
+    api_pages.add_relatives(None, "class", "mvrbm.MVRBMOutlierDetector", mvrbm.MVRBMOutlierDetector, {}, lines)
+    assert "   Guides: :doc:`/outliers`, :doc:`/density`" in lines
+    assert ":obj:`~mvrbm.MatrixMixture`" in lines[-1]
+    own = ["Text.", ".. seealso::", "   x"]
+    api_pages.add_relatives(None, "class", "mvrbm.MVRBMOutlierDetector", mvrbm.MVRBMOutlierDetector, {}, own)
+    assert own == ["Text.", ".. seealso::", "   x"]
+
+
 def test_pages_of_classes_list_methods_for_users(api_pages):
     methods, others = api_pages.documented_members(mvrbm.MVRBM)
     assert {"fit", "transform", "inpaint", "save"} <= {*methods}

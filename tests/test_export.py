@@ -328,7 +328,7 @@ def test_bad_arguments(digits, tmp_path):
         ValueError, match=r"method of MVRBM must be one of \['transform', 'reconstruct'\], got 'predict_proba'"
     ):
         to_onnx(model, tmp_path / "model.onnx", "predict_proba")
-    with pytest.raises(ValueError, match=r"must end in one of \.onnx"):
+    with pytest.raises(ValueError, match=r"must end in \.onnx"):
         to_onnx(model, tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"cannot be written because .* does not exist"):
         to_onnx(model, tmp_path / "absent" / "model.onnx")
@@ -364,7 +364,7 @@ def test_the_command_refuses_in_one_line(digits, tmp_path, capsys):
     out.write_bytes(b"here before")
     refused = [
         ([str(folder), str(out)], 1, "use --force to replace it"),
-        ([str(folder), str(tmp_path / "model.txt")], 1, "must end in one of .onnx"),
+        ([str(folder), str(tmp_path / "model.txt")], 1, "must end in .onnx"),
         ([str(tmp_path / "none"), str(tmp_path / "new.onnx")], 1, "none"),
         ([str(folder), str(tmp_path / "new.onnx"), "--method", "predict_proba"], 1, "method of MVRBM must be one of"),
         ([str(folder), str(tmp_path / "new.onnx"), "--method", "sample"], 2, "'sample' is not one of"),

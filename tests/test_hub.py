@@ -1,4 +1,4 @@
-"""Tests of model cards, uploads and downloads, with a local server instead of the Hugging Face Hub.
+"""Tests of uploads and downloads, with a local server instead of the Hugging Face Hub.
 
 The server answers the requests of the real client, `huggingface_hub`, and keeps repositories in memory.
 """
@@ -13,7 +13,6 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pytest
-import torch
 
 import mvrbm
 from mvrbm.errors import StorageError
@@ -170,6 +169,7 @@ def test_only_model_files_are_downloaded_and_they_are_checked(hub, model, tmp_pa
     model.push_to_hub("user/name")
     files = hub.files("user/name")
     files["model.py"] = files["pytorch_model.bin"] = b"never read"
+    hub.requests.clear()
     mvrbm.load("user/name")
     assert not [path for _, path in hub.requests if path.endswith((".py", ".bin", ".md"))]
     for name, content, reason in (
@@ -188,6 +188,7 @@ def test_only_model_files_are_downloaded_and_they_are_checked(hub, model, tmp_pa
 def test_models_that_are_too_large_are_not_downloaded(hub, model):
     model.push_to_hub("user/name")
     hub.sizes["model.safetensors"] = 2**40
+    hub.requests.clear()
     with pytest.raises(StorageError, match=r"has 1,099,511,\d+,\d+ bytes, which exceeds the limit"):
         mvrbm.load("user/name")
     assert not [path for _, path in hub.requests if "/resolve/" in path]
@@ -203,52 +204,20 @@ def test_paths_are_not_looked_up_on_the_hub(hub, tmp_path):
         mvrbm.load("user/name")
 
 
-def test_the_card_describes_the_model_and_is_replaced_with_it(model, tmp_path):
-    told = {"description": "An example.", "data": "Random numbers.", "license": "cc0-1.0", "figures": {"a|b": 0.25}}
-    folder = model.save_pretrained(tmp_path / "model", **told)
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    assert card.startswith('---\nlibrary_name: mvrbm\nlicense: "cc0-1.0"\n')
-    n_parameters = sum(parameter.numel() for parameter in model.machine_.parameters())
-    for part in (
-        "# MVRBM", "An example.", f"{n_parameters} parameters, float64",
-        "| visible | bernoulli | 4x3 | kronecker, rank 2 |",
-        "| hidden 1 | bernoulli | 2x2 |", "`random_state=0`", "## Data\n\nRandom numbers.", "## License\n\ncc0-1.0",
-        "| a\\|b | 0.25 |", 'mvrbm.load("path/to/this/folder")',
-    ):  # fmt: skip
-        assert part in card
-    model.save(folder, overwrite=True)
-    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
-    mvrbm.save_pretrained(model.machine_, folder, overwrite=True)
-    assert "## License\n\nNot stated." in (folder / "README.md").read_text(encoding="utf-8")
-    for tensor, same in zip(mvrbm.load(folder).parameters(), model.machine_.parameters(), strict=True):
-        torch.testing.assert_close(tensor, same, rtol=0, atol=0)
-
-
-def test_the_card_of_a_stack_lists_its_layers(tmp_path):
-    stack = mvrbm.DeepMVRBM([(2, 2), (2, 1)], n_epochs=1, random_state=0).fit(DATA)
-    card = (stack.save_pretrained(tmp_path / "stack") / "README.md").read_text(encoding="utf-8")
-    assert "| hidden 1 | bernoulli | 2x2 | kronecker, rank 1 |\n| hidden 2 | bernoulli | 2x1 |  |\n" in card
-
-
-@pytest.mark.parametrize("edit", ["text", "metadata", "notes"])
-def test_an_edited_card_is_kept(model, tmp_path, edit):
-    folder = model.save_pretrained(tmp_path / "model", name="First")
-    card = folder / "README.md"
-    text = card.read_text(encoding="utf-8")
-    edited = {
-        "text": text.replace("First", "Mine"),
-        "metadata": text.replace("tags:", "language: en\ntags:").replace("library_name: mvrbm\n", ""),
-        "notes": "# My notes\n",
-    }[edit]
-    card.write_text(edited, encoding="utf-8")
-    for save in (model.save, model.save_pretrained, lambda *a, **k: mvrbm.save_pretrained(model.machine_, *a, **k)):
-        with pytest.warns(UserWarning, match=r"README.md was edited, so it is kept; remove it to have it replaced"):
-            save(folder, overwrite=True)
-        assert card.read_text(encoding="utf-8") == edited
-        mvrbm.load(folder)
-    card.unlink()
-    model.save_pretrained(folder, overwrite=True, name="Second")
-    assert "# Second" in card.read_text(encoding="utf-8")
+@pytest.mark.parametrize("edit", ["text", "no mark"])
+def test_a_push_keeps_a_card_that_was_edited_on_the_hub(hub, model, edit):
+    model.push_to_hub("user/name", data="First.")
+    model.push_to_hub("user/name", data="Second.")
+    files = hub.files("user/name")
+    card = files["README.md"]
+    assert b"Second." in card
+    edited = card.replace(b"Second.", b"Edited.") if edit == "text" else b"# Written by hand\n"
+    hub.commits["user/name"].append({**files, "README.md": edited})
+    other = mvrbm.RBM(2, n_epochs=1, random_state=0).fit(DATA.reshape(20, -1))
+    with pytest.warns(UserWarning, match=r"README.md of 'user/name' was edited, so it is kept"):
+        mvrbm.push_to_hub(other, "user/name", data="Third.")
+    assert hub.files("user/name")["README.md"] == edited
+    assert isinstance(mvrbm.load("user/name"), mvrbm.RBM)
 
 
 def test_invalid_models_and_arguments_raise(tmp_path):

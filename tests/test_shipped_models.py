@@ -6,7 +6,8 @@ from sklearn.datasets import load_digits
 
 import mvrbm
 from mvrbm.errors import StorageError
-from mvrbm.hub import SHIPPED, find
+from mvrbm.hub import find
+from mvrbm.model_card import SHIPPED
 
 # Digits of 8x8 pixels, each pixel as 3x3 of 28x28.
 IMAGES = np.pad(np.kron(load_digits().images[:4] > 8, np.ones((1, 3, 3))), ((0, 0), (2, 2), (2, 2))).astype(np.float32)
@@ -81,3 +82,12 @@ def test_cards_have_the_license_the_command_and_the_figures(name):
 
 def test_they_are_small():
     assert sum(path.stat().st_size for name in SHIPPED for path in find(name).iterdir()) < 200_000
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_bytes_of_binary_digits_are_binary_digits(models, name):
+    """The models were trained on binary digits, so that bytes of 0 and 1 must not become 0 and 1/255."""
+    bits = models[name].chains_["visible"].numpy()[:5].astype(np.uint8)
+    expected = models[name].free_energy(bits.astype(np.float32))
+    np.testing.assert_array_equal(models[name].free_energy(bits), expected)
+    np.testing.assert_allclose(models[name].free_energy(255 * bits), expected, rtol=1e-5)

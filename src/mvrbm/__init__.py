@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from mvrbm.couplings import *  # noqa: F403
     from mvrbm.estimators import *  # noqa: F403
-    from mvrbm.hub import ModelCard as ModelCard
     from mvrbm.hub import push_to_hub as push_to_hub
     from mvrbm.hub import save_pretrained as save_pretrained
     from mvrbm.machine import BoltzmannMachine as BoltzmannMachine
+    from mvrbm.model_card import ModelCard as ModelCard
     from mvrbm.random import RandomSource as RandomSource
     from mvrbm.saving import save as save
     from mvrbm.units import *  # noqa: F403
@@ -33,8 +33,9 @@ _HOMES = {
         "MVRBMClassifier", "MVRBMImputer", "MVRBMOutlierDetector", "MatrixMixture", "ReplicatedSoftmax",
         "SequenceRBM", "Sweep",
     ),
-    "mvrbm.hub": ("ModelCard", "push_to_hub", "save_pretrained"),
+    "mvrbm.hub": ("push_to_hub", "save_pretrained"),
     "mvrbm.machine": ("BoltzmannMachine",),
+    "mvrbm.model_card": ("ModelCard",),
     "mvrbm.random": ("RandomSource",),
     "mvrbm.saving": ("save",),
 }  # fmt: skip
@@ -45,8 +46,8 @@ _CLASSES_IN = ("mvrbm.units", "mvrbm.couplings")
 _WITH_LOADERS = ("mvrbm.estimators", "mvrbm.training", "mvrbm.vision.super_resolution", "mvrbm.vision.photo_denoising")
 _SUBMODULES = (
     "backends", "couplings", "data", "devices", "distributed", "errors", "estimators", "export", "hub", "io",
-    "likelihood", "machine", "models", "pages", "random", "sampling", "saving", "training", "units", "updates",
-    "vision",
+    "likelihood", "machine", "model_card", "models", "pages", "random", "sampling", "saving", "training", "units",
+    "updates", "vision",
 )  # fmt: skip
 
 

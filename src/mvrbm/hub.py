@@ -1,84 +1,30 @@
-"""Share models on the Hugging Face Hub, write model cards, and locate the models included in this package.
+"""Share models on the Hugging Face Hub, and locate the models included in this package.
 
 The `huggingface_hub` package (extra ``hub``) uploads, downloads and caches files. It is not required for writing a
 folder with a model card. Only the files that make up a model are downloaded. :mod:`mvrbm.saving` then reads and
 validates the downloaded folder like any other model folder.
 """
 
-import json
-import math
 import os
-import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import warnings
 from pathlib import Path
 from typing import Any
-
-from safetensors import safe_open
 
 from mvrbm.errors import StorageError
 from mvrbm.extras import require
 from mvrbm.io.atomic import recover_folder
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.saving import (
-    CARD,
-    CHAINS,
-    CONFIG,
-    ESTIMATOR,
-    MODEL,
-    STACK,
-    read_config,
-    replace_model,
-    signed_card,
-    write_machine,
-)
+from mvrbm.model_card import HUB_NAME, SHIPPED, ModelCard, write_card
+from mvrbm.saving import CARD, CHAINS, CONFIG, MODEL, is_unedited_card, replace_model, write_machine
 
-__all__ = ["SHIPPED", "ModelCard", "download", "find", "is_hub_name", "push_to_hub", "save_pretrained", "write_card"]
-
-#: Names of the trained models included in the package.
-SHIPPED = ("digits", "labeled-digits")
+__all__ = ["download", "find", "is_hub_name", "push_to_hub", "save_pretrained"]
 
 _WEIGHTS = Path(__file__).parent / "weights"
 # Files that make up a model. No other files are downloaded.
 _FILES = (CONFIG, MODEL, CHAINS)
 # Maximum size of a downloaded model in bytes.
 _LARGEST_DOWNLOAD = 2**30
-# Model name on the Hub: "user/name" or "user/name@revision".
-_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?", re.ASCII)
-_NOT_STATED = "Not stated."
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelCard:
-    """User-supplied information for a model card, which cannot be derived from the model itself.
-
-    Parameters
-    ----------
-    name : str, optional
-        Title of the card. Default: the model's name on the Hub, or its class name.
-    description : str
-        Purpose of the model.
-    data : str
-        Description of the training data.
-    license : str, optional
-        License for the weights, as a Hugging Face Hub identifier such as ``"bsd-3-clause"`` or ``"cc-by-4.0"``.
-    figures : mapping of str to value
-        Evaluation results, keyed by name (for example, ``{"test log-likelihood (nats)": -84.6}``). The names should
-        state the evaluation data and the command that produced the results.
-
-    Examples
-    --------
-    >>> from mvrbm import ModelCard
-    >>> ModelCard(name="Digits", license="bsd-3-clause").data
-    'Not stated.'
-    """
-
-    name: str | None = None
-    description: str = ""
-    data: str = _NOT_STATED
-    license: str | None = None
-    figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save_pretrained(model: Any, folder: str | os.PathLike[str], *, overwrite: bool = False, **card: Any) -> Path:
@@ -132,7 +78,7 @@ def push_to_hub(model: Any, name: str, *, private: bool = False, message: str = 
         The model to upload.
     name : str
         Repository name on the Hub, in the form ``"user/name"``. The repository is created if it does not exist. If it
-        already contains a model, the model is replaced.
+        already contains a model, the model is replaced. A model card that was edited is kept.
     private : bool
         Whether to create a private repository. Has no effect if the repository already exists.
     message : str
@@ -155,15 +101,26 @@ def push_to_hub(model: Any, name: str, *, private: bool = False, message: str = 
         api = hub.HfApi(library_name="mvrbm")
         try:
             api.create_repo(name, private=private, exist_ok=True)
+            edited = _has_edited_card(api, name)
             commit = api.upload_folder(
                 repo_id=name,
                 folder_path=folder,
                 delete_patterns=list(_FILES),  # An earlier model may have files that this model does not have.
+                ignore_patterns=[CARD] if edited else None,
                 commit_message=message,
             )
         except Exception as error:  # The exception types depend on the version of huggingface_hub.
             raise StorageError(f"'{name}' could not be uploaded to the Hugging Face Hub: {_reason(error)}") from error
+    if edited:
+        warnings.warn(f"{CARD} of '{name}' was edited, so it is kept; remove it to have it replaced", stacklevel=2)
     return str(commit.commit_url)
+
+
+def _has_edited_card(api: Any, name: str) -> bool:
+    """Return whether a repository on the Hub has a model card that was edited."""
+    if not api.file_exists(name, CARD):
+        return False
+    return not is_unedited_card(Path(api.hf_hub_download(name, CARD)).read_text(encoding="utf-8", errors="replace"))
 
 
 def find(model: str | os.PathLike[str]) -> Path:
@@ -190,7 +147,7 @@ def is_hub_name(model: str | os.PathLike[str]) -> bool:
     A string ``"user/name"`` refers to a model on the Hub unless a folder ``user`` exists. The check for this folder
     prevents mistyped paths to local models from being looked up on the Hub.
     """
-    return isinstance(model, str) and _NAME.fullmatch(model) is not None and not os.path.lexists(Path(model).parent)
+    return isinstance(model, str) and HUB_NAME.fullmatch(model) is not None and not os.path.lexists(Path(model).parent)
 
 
 def download(name: str) -> Path:
@@ -237,82 +194,3 @@ def _not_loaded(name: str, error: Exception) -> StorageError:
 
 def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-# -- model card ---------------------------------------------------------------------------------------
-
-
-def write_card(card: ModelCard, folder: Path) -> None:
-    """Write a model card, `README.md`, to a folder that contains a model."""
-    config = read_config(folder)
-    estimator = config.get(ESTIMATOR, {})
-    kind = estimator.get("class", BoltzmannMachine.__name__)
-    machines = config.get(STACK, [config])
-    license_entry = f"license: {json.dumps(card.license)}\n" if card.license else ""
-    sections = [
-        f'---\nlibrary_name: mvrbm\n{license_entry}tags: ["boltzmann-machine", "energy-based-model"]\n---',
-        f"# {card.name or kind}",
-        card.description,
-        "## Model",
-        f"`{kind}` from the Python package mvrbm: {_n_parameters(folder):,} parameters, {machines[0]['dtype']}.",
-        _table(("layer", "units", "shape", "coupling to the layer above"), _layers(machines)),
-        _settings(estimator.get("params", {})),
-        "## Data",
-        card.data,
-        "## License",
-        card.license or _NOT_STATED,
-        "## Evaluation results",
-        _table(("figure", "value"), card.figures.items()) if card.figures else _NOT_STATED,
-        "## How to load",
-        f'```python\nimport mvrbm\n\nmodel = mvrbm.load("{_loadable_name(card)}")\n```',
-        "This file was written by `save_pretrained`. Saving another model here replaces it unless you edit it.",
-    ]
-    text = "\n\n".join(section for section in sections if section)
-    (folder / CARD).write_text(signed_card(text + "\n"), encoding="utf-8")
-
-
-def _n_parameters(folder: Path) -> int:
-    with safe_open(folder / MODEL, framework="pt") as file:
-        return sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
-
-
-def _settings(params: Mapping[str, Any]) -> str:
-    given = [f"`{key}={json.dumps(value)}`" for key, value in params.items() if value is not None]
-    return f"Settings: {', '.join(given)}." if given else ""
-
-
-def _loadable_name(card: ModelCard) -> str:
-    """Return the title of the card if :func:`mvrbm.load` accepts it as a model name, and a placeholder otherwise."""
-    if card.name is not None and (card.name in SHIPPED or _NAME.fullmatch(card.name)):
-        return card.name
-    return "path/to/this/folder"
-
-
-def _layers(machines: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
-    """Yield one table row per layer: first the visible layers of the bottom machine, then the hidden layers."""
-    bottom = machines[0]
-    for name, layer in bottom["visible"].items():
-        yield name, layer["unit"], _shape(layer), _coupling(bottom["couplings"][name])
-    for number, machine in enumerate(machines, start=1):
-        above = machines[number]["couplings"].values() if number < len(machines) else ()
-        hidden = machine["hidden"]
-        yield f"hidden {number}", hidden["unit"], _shape(hidden), "; ".join(_coupling(link) for link in above)
-
-
-def _shape(layer: Mapping[str, Any]) -> str:
-    return "x".join(map(str, layer["shape"]))
-
-
-def _coupling(link: Mapping[str, Any]) -> str:
-    options = [f"{key} {value}" for key, value in link.items() if key != "coupling" and value]
-    return ", ".join([link["coupling"], *options])
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Format rows as a Markdown table."""
-    lines = (header, ["---"] * len(header), *rows)
-    return "\n".join(f"| {' | '.join(_cell(value) for value in line)} |" for line in lines)
-
-
-def _cell(value: Any) -> str:
-    return " ".join(str(value).split()).replace("|", "\\|")

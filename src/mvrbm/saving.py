@@ -40,7 +40,7 @@ CONFIG = "config.json"
 MODEL = "model.safetensors"
 #: Persistent chains used to start sampling. Only models trained with persistent chains have this file.
 CHAINS = "chains.safetensors"
-#: Model card written by :mod:`mvrbm.hub`.
+#: Model card written by :mod:`mvrbm.model_card`.
 CARD = "README.md"
 #: Config entry that describes an estimator by its ``class`` and ``params``. Absent for plain machines.
 ESTIMATOR = "estimator"
@@ -194,11 +194,14 @@ def signed_card(text: str) -> str:
     return f"{text}\n<!-- sha256 of the lines above: {hashlib.sha256(text.encode()).hexdigest()} -->\n"
 
 
-def _is_unedited(card: Path) -> bool:
+def is_unedited_card(text: str) -> bool:
     """Return whether a model card has the hash of its text. Cards written by version 0.2 have no hash."""
-    check_regular_file(card, StorageError)
-    text = card.read_text(encoding="utf-8", errors="replace")
     return text == signed_card(text.rpartition("\n<!--")[0])
+
+
+def _is_unedited(card: Path) -> bool:
+    check_regular_file(card, StorageError)
+    return is_unedited_card(card.read_text(encoding="utf-8", errors="replace"))
 
 
 def write_machine(machine: BoltzmannMachine, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
@@ -223,6 +226,17 @@ def machine_config(machine: BoltzmannMachine) -> dict[str, Any]:
             name: {"coupling": link.name, **link.config(), **_module_of(link)} for name, link in machine.links.items()
         },
     }
+
+
+def machine_structure(machine: BoltzmannMachine) -> dict[str, Any]:
+    """Return the config of a machine without the scale of bytes, which depends on the data only."""
+    config = machine_config(machine)
+    return {**config, "visible": {name: without_byte_scale(unit) for name, unit in config["visible"].items()}}
+
+
+def without_byte_scale(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a unit without the scale of bytes."""
+    return {key: value for key, value in config.items() if key != "byte_scale"}
 
 
 def _shapes_of(configs: Sequence[Mapping[str, Any]], folder: Path) -> list[BoltzmannMachine]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-import mvrbm.pages.demo
+import mvrbm.pages.demo_report
 from handwriting import HANDWRITINGS, strokes
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker
 from mvrbm.couplings import Tucker
@@ -374,13 +374,16 @@ SCREENS = [*itertools.product([390, 1280], ["light", "dark"])]
 
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "_build" / "html"
-MAIN_PAGES = ("index", "installation", "how-to", "playground", "gallery/index", "explanation", "results", "reference")
+MAIN_PAGES = (
+    *("index", "installation", "how-to", "playground", "gallery/index", "explanation", "results", "reference"),
+    *("outliers", "estimators", "tutorials/plot_ten_minutes", "changelog"),
+)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     path = tmp_path_factory.mktemp("demo") / "report.html"
-    mvrbm.pages.demo.run(path, device="cpu", quick=True)
+    mvrbm.pages.demo_report.run(path, device="cpu", quick=True)
     return path
 
 
@@ -393,7 +396,7 @@ def pages(digits, report, tmp_path_factory):
         "digits": write_playground(mvrbm.load("digits", "cpu"), folder / "digits.html"),
         "gaussian": write_playground(gaussian, folder / "gaussian.html", title="A" * 100),
         "report": report,
-        "playground of the report": mvrbm.pages.demo.playground_of(report),
+        "playground of the report": mvrbm.pages.demo_report.playground_of(report),
     }
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from studies.applications import alarms, outlier_families, outliers, page
+from studies.applications import alarms, outlier_families, outliers, page, unseen
 from studies.runner import run_plan
-from studies.runs import Place, Store
+from studies.runs import Outcome, Place, Store
 
 
 def test_defects_are_squares_of_the_stroke_and_are_found_where_they_are():
@@ -63,3 +63,33 @@ def test_false_alarms_are_counted_for_every_detector(tmp_path):
     assert set(table["50 training samples"]) == set(alarms.DETECTORS)
     assert all(0 <= share < 0.5 for share in table["50 training samples"].values())
     assert page.multiples("alarms", table) == {}
+
+
+@pytest.mark.parametrize("family", ["pictures", "tissue in color", "shapes"])
+def test_unseen_tasks_have_normal_samples_and_others(family):
+    pytest.importorskip("skimage")
+    tasks, load, _ = unseen.FAMILIES[family]
+    for name in (tasks[0], tasks[-1]):
+        task = load(name, np.random.default_rng(0))
+        assert task.train.shape[1:] == task.normal.shape[1:] == task.outliers.shape[1:]
+        assert len(task.train) == 1000
+        rows = [{row.tobytes() for row in part} for part in task]
+        # Patches at random places, and unchanged ones, may coincide.
+        assert len(rows[0] & rows[1]) + len(rows[2] & (rows[0] | rows[1])) < 0.02 * len(task.train)
+
+
+def test_unseen_results_are_means_over_tasks_and_families(tmp_path):
+    runs = unseen.plan()
+    assert len(runs) == len({run.name for run in runs})
+    store = Store(tmp_path)
+    families = list(unseen.FAMILIES)
+    for run in runs:
+        if run.settings["n"] == 50:
+            number = families.index(run.settings["family"]) / 10
+            numbers = {"auc": {"mvrbm": number, "lof": 0.5}, "alarms": {"mvrbm": 0.02, "lof": 0.0}, "n_training": 50}
+            store.write(run, Outcome(numbers), {"seconds": 1.0, "on": {"device": "cpu"}})
+    found = unseen.table(store, runs)
+    assert found["shapes, 50 training samples"] == {"mvrbm": pytest.approx(0.2), "lof": 0.5}
+    assert found["mean of the families, 50 training samples"]["mvrbm"] == pytest.approx(0.25)
+    assert found["false alarms, 50 training samples"]["mvrbm"] == pytest.approx(0.02)
+    assert not any("200" in name for name in found)  # no results yet

@@ -24,6 +24,11 @@ PROBLEMS = [
     (checks.check_docstrings, {"studies/new.py": "x = 1\n"}, "studies/new.py:1: "),
     (checks.check_docstrings, {"src/mvrbm/new.py": '"""Binary entries."""\n'}, "src/mvrbm/new.py:1: "),
     (checks.check_docstrings, {"src/mvrbm/new.py": '"""Units of a layer without a stop"""\n'}, "src/mvrbm/new.py:1: "),
+    (
+        checks.check_docstrings,
+        {"tools/new.py": '"""Notes on units.\n\n    Notes ----- A unit is a layer.\n"""\n'},
+        "tools/new.py:3: ",
+    ),
     (checks.check_private, {"tools/new.py": "from mvrbm.units import Unit, _sum\n"}, "tools/new.py:1: "),
     (checks.check_private, {"src/mvrbm/a.py": "import mvrbm.units as u\n\nu._sum()\n"}, "src/mvrbm/a.py:3: "),
     (checks.check_tests, {"tests/unit/test_x.py": ""}, "tests/unit: "),

@@ -504,3 +504,12 @@ def test_patch_grids_have_to_cover_the_image():
         PatchGrid(1, (9, 9), (3, 4), 4)
     with pytest.raises(ValueError, match="images must be at least as large as a patch"):
         PatchGrid(1, (2, 9), (3, 4), 1)
+
+
+def test_bytes_are_divided_by_255_whatever_the_machine_was_trained_on():
+    """Images are never bytes of 0 and 1, so the scale of the training data does not apply."""
+    machine = BoltzmannMachine(Bernoulli((4, 4)), Bernoulli((3, 3)), Kronecker())
+    noisy = add_noise(np.full((2, 8, 8), 128, np.uint8), "salt-and-pepper", 0.2, seed=0)
+    expected = denoise(machine, noisy, level=0.2)
+    machine.layers["visible"].byte_scale = 1.0
+    np.testing.assert_array_equal(denoise(machine, noisy, level=0.2), expected)

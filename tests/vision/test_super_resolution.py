@@ -17,7 +17,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.random import RandomSource
 from mvrbm.training import Monitor
-from mvrbm.training.backprop import DescentSettings, descend
+from mvrbm.training.backprop import DescentSettings, Objective, descend
 from mvrbm.units import Bernoulli
 from mvrbm.vision import (
     SuperResolver,
@@ -425,6 +425,17 @@ def test_invalid_parameters_of_symmetric_stages_raise_one_line(setting, message)
     assert str(error.value) == message
 
 
+@pytest.mark.parametrize(
+    "setting", [{"n_epochs": 7}, {"n_patches": 3}, {"batch_size": 5}, {"learning_rate": 0.1}, {"recipe": "paper"}]
+)
+def test_settings_without_an_effect_raise(setting):
+    (name,) = setting
+    with pytest.raises(ValueError, match=f"^{name}=.* has no effect if symmetric is True: pass it to a TrainingStep"):
+        SuperResolver(**setting).fit([np.zeros((40, 40), np.uint8)])
+    with pytest.raises(ValueError, match="callbacks have no effect if symmetric is True"):
+        SuperResolver().fit([np.zeros((40, 40), np.uint8)], callbacks=[Monitor(np.zeros((4, 4)))])
+
+
 def test_no_images_and_an_unfitted_model_raise(random):
     with pytest.raises(ValueError, match="images must contain at least one image"):
         SuperResolver().fit([])
@@ -736,7 +747,7 @@ def test_a_descent_goes_down_and_leaves_what_does_not_learn():
     machine, _, loss, weights = a_patch_loss(1, 2)
     before = {name: each.clone() for name, each in machine.state_dict().items()}
     settings = DescentSettings(30, 12, 0.01, 0.0, "cosine", 0.0, None)
-    history = descend(machine, [], loss, weights, settings, RandomSource(0)).history
+    history = descend(machine, Objective(loss, weights), settings, RandomSource(0)).history
     assert history[-1]["loss"] < 0.85 * history[0]["loss"]
     changed = {name for name, each in machine.state_dict().items() if not torch.equal(each, before[name])}
     assert not any("log_variance" in name for name in changed)

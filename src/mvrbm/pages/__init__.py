@@ -1,7 +1,7 @@
-"""HTML pages: reports, a playground for models, a page that enlarges photographs, and a demo.
+"""HTML pages: reports, a playground for models, a page that enlarges photographs, and the report of the demo.
 
 Every page is one self-contained file that opens without a network connection. The templates contain the HTML, CSS and
-JavaScript code, and the modules fill in the values. Only :mod:`mvrbm.pages.demo` trains models and draws samples.
+JavaScript code, and the modules fill in the values. Only :mod:`mvrbm.pages.demo_report` trains models.
 """
 
 from mvrbm.pages.enlarging import write_enlarging_page

@@ -1,4 +1,4 @@
-"""Write the playground, an HTML page on which a model draws, completes and classifies images."""
+"""Write the playground, an HTML page on which visitors draw, and a model centers, completes and classifies drawings."""
 
 import os
 from collections.abc import Mapping

@@ -185,9 +185,11 @@ def denoise(
     array of the same shape and dtype as `images`
         Posterior means of the clean images.
 
-    Notes ----- For salt-and-pepper noise, pixels that are neither black nor white are returned unchanged. The result
-    depends on the fraction of pixels in clean grayscale images that are exactly black or white. This fraction is
-    estimated from about a million pixels. The model must have been trained on similar images.
+    Notes
+    -----
+    For salt-and-pepper noise, pixels that are neither black nor white are returned unchanged. The result depends on the
+    fraction of pixels in clean grayscale images that are exactly black or white. This fraction is estimated from about
+    a million pixels. The model must have been trained on similar images.
 
     Examples
     --------
@@ -276,7 +278,7 @@ class _Request:
             raise ValueError(f"images with salt-and-pepper noise must have values from 0 to 1, got {found}")
         # Whether to clip clean images to the range from black to white.
         self.bounded = self.salty or not unit.gaussian or batch.dtype == np.uint8
-        top = 255 * unit.byte_scale if batch.dtype == np.uint8 else 1.0
+        top = 255 * type(unit).byte_scale if batch.dtype == np.uint8 else 1.0
         self.patches_at_once = max(1, _PIXELS_AT_ONCE // math.prod(self.patch))
         self.images_at_once = max(1, _PIXELS_PER_GROUP // math.prod(batch.shape[1:]))
         if unit.gaussian:

@@ -115,8 +115,8 @@ class PhotoDenoiser(StageEstimator):
         amplified.
     steps : sequence of TrainingStep, optional
         Training steps. Default: contrastive divergence, followed by backpropagation on image crops.
-    random_state : int, RandomState or None
-        Random seed.
+    random_state : int, RandomState or None, default=0
+        Random seed. By default, training on the same images gives the same model.
     device : str
         Device to use. ``"auto"`` selects a GPU if available.
 

@@ -14,7 +14,7 @@ from mvrbm.devices import resolve_device
 from mvrbm.estimators.persistence import SavedEstimator, stored_descent
 from mvrbm.random import RandomSource
 from mvrbm.saving import CONFIG, FORMAT, FORMAT_VERSION, MODEL, STACK, read_config, read_tensors, write_tensors
-from mvrbm.training.backprop import DescentResult, descend
+from mvrbm.training.backprop import DescentResult, Objective, descend
 from mvrbm.training.parts import part_folder
 from mvrbm.vision.degradation import Simulation
 from mvrbm.vision.images import Array
@@ -109,9 +109,8 @@ class StageEstimator(SavedEstimator):
         try:
             for stage in self.stages_:
                 stage.product = product
-            return descend(
-                self.stages_, [], loss, weights, plan, order, draws_from=(noise,), capturable=True, checkpoint=kept
-            )
+            minimized = Objective(loss, weights, draws_from=(noise,), capturable=True)
+            return descend(self.stages_, minimized, plan, order, checkpoint=kept)
         finally:
             for stage in self.stages_:
                 stage.product = torch.float32

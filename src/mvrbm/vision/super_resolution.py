@@ -130,8 +130,8 @@ class SuperResolver(StageEstimator):
     steps : sequence of TrainingStep, optional
         Training steps. If `symmetric` is False, they follow contrastive divergence with `recipe`. Default: contrastive
         divergence, then backpropagation on patches and on image crops, or no steps if `symmetric` is False.
-    random_state : int, RandomState or None
-        Random seed.
+    random_state : int, RandomState or None, default=0
+        Random seed. By default, training on the same images gives the same model.
     device : str
         Device to use. ``"auto"`` selects a GPU if available.
     verbose : int
@@ -216,6 +216,19 @@ class SuperResolver(StageEstimator):
             if step.objective == "divergence" and not self.symmetric:
                 raise ValueError("objective must be 'patches' or 'images' if symmetric is False, got 'divergence'")
 
+    def _check_no_effect(self, callbacks: Sequence[Callback]) -> None:
+        """Raise ValueError if there are settings for contrastive divergence, but no contrastive divergence."""
+        if not self.symmetric:
+            return
+        for name in ("n_patches", "n_epochs", "batch_size", "learning_rate", "recipe"):
+            if getattr(self, name) != (default := type(self).__dataclass_fields__[name].default):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} has no effect if symmetric is True: pass it to a TrainingStep in "
+                    f"steps, or keep the default {default!r}"
+                )
+        if callbacks:
+            raise ValueError("callbacks have no effect if symmetric is True")
+
     def _sides(self) -> tuple[int, ...]:
         if self.patch is None:
             return tuple(side * self.scale for side in _PATCHES) if self.symmetric else (_PAPER[0],)
@@ -292,6 +305,7 @@ class SuperResolver(StageEstimator):
         respectively. The partially trained model remains usable. If an error occurs, the model is left unchanged.
         """
         self.check()
+        self._check_no_effect(callbacks)
         arrays = training_images(images)
         with undo_on_error(self):
             interrupt = self._fit(arrays, callbacks, checkpoints, ignore_mismatch)

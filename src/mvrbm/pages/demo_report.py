@@ -1,4 +1,4 @@
-"""Demo that trains models on 4,000 handwritten digits and writes a report about the results.
+"""The report of ``mvrbm demo``, which trains models on 4,000 handwritten digits and shows the results.
 
 A generative model is trained on digits and their labels with the ``"generative"`` recipe. It draws digits on request,
 completes digits and predicts their labels. A pretrained model enlarges a photograph. Finally, the demo trains a smaller

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mvrbm.pages import demo
+from mvrbm.pages import demo_report
 from mvrbm.pages.enlarging import EXAMPLE
 
 
@@ -25,7 +25,7 @@ class Tags(HTMLParser):
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     path = tmp_path_factory.mktemp("demo") / "report.html"
-    numbers = demo.run(path, seed=1, device="cpu", quick=True)
+    numbers = demo_report.run(path, seed=1, device="cpu", quick=True)
     return path.read_text(encoding="utf-8"), numbers
 
 
