@@ -23,8 +23,9 @@ from mvrbm import MatrixMixture
 from mvrbm.devices import resolve_device
 from mvrbm.estimators.mixture.conditional import in_chunks
 from studies.arguments import Command, Options, add_parts, add_study_options, count
+from studies.baselines.full_mixture import FullMixture
 from studies.data import data_file
-from studies.densities import independent
+from studies.densities import Fitted, independent
 from studies.report import markdown_table, read_results
 from studies.runner import run_parts
 from studies.runs import Outcome, Place, Run, Store, write_json
@@ -39,15 +40,17 @@ SEEDS = 3
 # On a GPU, batches are larger, and there are several random flips of each training patch, in fewer epochs.
 _GPU_COPIES = 8
 _GPU_BATCH = 2000
+# Added to the variances of the mixture of Gaussians.
+_RIDGE = 1e-7
 
 #: Settings of MatrixMixture by the largest number of parameters.
 OURS: dict[str, dict[str, Any]] = {
     "100": {"n_components": 1, "n_contrasts": 12, "whiten": False, "n_epochs": 6},
     "600": {"n_components": 7, "n_contrasts": 6, "whiten": False, "n_epochs": 20},
-    "3000": {"n_components": 17, "n_contrasts": 4, "n_epochs": 40},
-    "12000": {"n_components": 68, "n_contrasts": 4, "n_epochs": 60},
-    "23000": {"n_components": 131, "n_contrasts": 4, "n_epochs": 60},
-    "90000": {"n_components": 514, "n_contrasts": 4, "n_epochs": 60},
+    "3000": {"n_components": 17, "n_contrasts": 4, "n_epochs": 10},
+    "12000": {"n_components": 68, "n_contrasts": 4, "n_epochs": 20},
+    "23000": {"n_components": 131, "n_contrasts": 4, "n_epochs": 30},
+    "90000": {"n_components": 514, "n_contrasts": 4, "n_epochs": 40},
 }
 
 
@@ -129,38 +132,41 @@ def ours(settings: Mapping[str, Any], place: Place) -> Outcome:
     return Outcome({"nats": score(model, held), "parameters": model.n_parameters_, "seconds": seconds})
 
 
-def _gaussian(rows: Array, seed: int) -> tuple[Callable[[Array], float], int]:
+def _gaussian(rows: Array, seed: int, device: str) -> Fitted:
     model = GaussianMixture(1, random_state=seed).fit(rows)
     return model.score, 63 + 63 * 64 // 2
 
 
-def _factors(rows: Array, seed: int) -> tuple[Callable[[Array], float], int]:
+def _factors(rows: Array, seed: int, device: str) -> Fitted:
     model = FactorAnalysis(32, random_state=seed).fit(rows)
     return model.score, 63 * 34
 
 
-def _mixture(rows: Array, seed: int) -> tuple[Callable[[Array], float], int]:
-    model = GaussianMixture(200, init_params="k-means++", max_iter=60, tol=0.02, reg_covar=1e-7, random_state=seed)
-    return model.fit(rows).score, 200 * (63 + 63 * 64 // 2) + 199
+def _mixture(rows: Array, seed: int, device: str) -> Fitted:
+    x = torch.from_numpy(rows).float().to(device)
+    mixture = FullMixture.start(x, 200, seed, _RIDGE)
+    mixture.fit(x, max_iter=80, tol=0.01)
+    return lambda held: mixture.score(torch.from_numpy(held).to(x)), mixture.n_parameters
 
 
-def _independent(rows: Array, seed: int) -> tuple[Callable[[Array], float], int]:
+def _independent(rows: Array, seed: int, device: str) -> Fitted:
     return independent(rows, {"shrinkage": 1e-6, "rotate": True}, seed)
 
 
-PEERS: dict[str, Callable[[Array, int], tuple[Callable[[Array], float], int]]] = {
+PEERS: dict[str, Callable[[Array, int, str], Fitted]] = {
     "full covariance": _gaussian,
     "FactorAnalysis(32)": _factors,
     "ICA, heavy tails": _independent,
-    "GaussianMixture(200)": _mixture,
+    "mixture of 200 Gaussians": _mixture,
 }
 
 
 def peers(settings: Mapping[str, Any], place: Place) -> Outcome:
     """Fit and score another tool."""
-    train, held = load(place, settings["seed"], validate=settings["validate"])
+    copies = 1 if place.device == "cpu" else _GPU_COPIES
+    train, held = load(place, settings["seed"], validate=settings["validate"], copies=copies)
     began = time.perf_counter()
-    evaluate, parameters = PEERS[settings["tool"]](without_means(train), settings["seed"])
+    evaluate, parameters = PEERS[settings["tool"]](without_means(train), settings["seed"], place.device)
     seconds = time.perf_counter() - began
     return Outcome({"nats": evaluate(without_means(held)), "parameters": parameters, "seconds": seconds})
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mvrbm.io import datasets
 from studies.data import data_file
 
-__all__ = ["FAMILIES", "NORMAL", "Task", "normal_samples"]
+__all__ = ["FAMILIES", "NORMAL", "Task", "normal_samples", "plant", "shuffle_columns", "split"]
 
 Array = NDArray[Any]
 Rng = np.random.Generator
@@ -35,7 +35,7 @@ class Task(NamedTuple):
     outliers: Array
 
 
-def _split(normal: Array, others: Array, rng: Rng, n_train: int | None = None) -> Task:
+def split(normal: Array, others: Array, rng: Rng, n_train: int | None = None) -> Task:
     """Divide normal samples into halves, or training samples and the rest, and choose outliers."""
     order = rng.permutation(len(normal))
     n_train = min(len(normal) // 2 if n_train is None else n_train, _MOST_TRAINING)
@@ -43,13 +43,13 @@ def _split(normal: Array, others: Array, rng: Rng, n_train: int | None = None) -
     return Task(normal[order[:n_train]], normal[order[n_train:]][:_MOST_TEST], others[chosen])
 
 
-def _with_defects(samples: Array, plant: Callable[[Array, Rng], None], rng: Rng, n_train: int) -> Task:
-    """Divide samples into training samples, normal samples and samples in which `plant` changes something."""
+def plant(samples: Array, change: Callable[[Array, Rng], None], rng: Rng, n_train: int) -> Task:
+    """Divide samples into training samples, normal samples and samples in which `change` changes something."""
     order = rng.permutation(len(samples))
     n_test = min(_MOST_TEST, (len(samples) - n_train) // 2)
     changed = samples[order[n_train + n_test :]][:n_test].copy()
     for sample in changed:
-        plant(sample, rng)
+        change(sample, rng)
     return Task(samples[order[:n_train]], samples[order[n_train:]][:n_test], changed)
 
 
@@ -64,7 +64,7 @@ def _mnist_images(data_dir: str | None) -> tuple[Array, Array]:
 
 def _mnist(normal: int, rng: Rng, data_dir: str | None) -> Task:
     images, labels = _mnist_images(data_dir)
-    return _split(images[labels == normal], images[labels != normal], rng)
+    return split(images[labels == normal], images[labels != normal], rng)
 
 
 def _digits(normal: int, rng: Rng, _: str | None) -> Task:
@@ -72,7 +72,7 @@ def _digits(normal: int, rng: Rng, _: str | None) -> Task:
 
     found = load_digits()
     images = (found.images / 16).astype(np.float32)
-    return _split(images[found.target == normal], images[found.target != normal], rng)
+    return split(images[found.target == normal], images[found.target != normal], rng)
 
 
 @functools.cache
@@ -108,8 +108,8 @@ def _invert_square(image: Array, rng: Rng) -> None:
 def _letters(kind: str, rng: Rng, _: str | None) -> Task:
     images, letters = _letter_images()
     if kind == "squares inverted":
-        return _with_defects(images, _invert_square, rng, 1000)
-    return _split(images[letters == kind], images[letters != kind], rng)
+        return plant(images, _invert_square, rng, 1000)
+    return split(images[letters == kind], images[letters != kind], rng)
 
 
 def _patches(picture: Array, n: int, rng: Rng, size: int = 16) -> Array:
@@ -167,17 +167,17 @@ def _lfw(kind: str, rng: Rng, _: str | None) -> Task:
 
     images = lfw_subset().astype(np.float32)
     if kind == "no faces":
-        return _split(images[:100], images[100:], rng, 60)
-    return _with_defects(images[:100], _PICTURE_DEFECTS[kind], rng, 60)
+        return split(images[:100], images[100:], rng, 60)
+    return plant(images[:100], _PICTURE_DEFECTS[kind], rng, 60)
 
 
 def _frey(kind: str, rng: Rng, data_dir: str | None) -> Task:
     faces = np.load(data_file("freyfaces/freyfaces.npy", data_dir), allow_pickle=False)
     images = (faces.reshape(-1, 28, 20) / 255).astype(np.float32)
     if kind == "other halves":
-        task = _with_defects(images, lambda image, rng: None, rng, 1000)
+        task = plant(images, lambda image, rng: None, rng, 1000)
         return task._replace(outliers=_swap_halves(task.outliers, rng))
-    return _with_defects(images, _PICTURE_DEFECTS[kind], rng, 1000)
+    return plant(images, _PICTURE_DEFECTS[kind], rng, 1000)
 
 
 # -- series and spectrograms ------------------------------------------------------------------------
@@ -222,7 +222,7 @@ _SERIES_DEFECTS = {
 
 
 def _eeg(kind: str, rng: Rng, _: str | None) -> Task:
-    return _with_defects(_eeg_like(1200, rng), _SERIES_DEFECTS[kind], rng, 400)
+    return plant(_eeg_like(1200, rng), _SERIES_DEFECTS[kind], rng, 400)
 
 
 def _sounds(n: int, rng: Rng) -> Array:
@@ -259,13 +259,13 @@ _SOUND_DEFECTS = {"dead band": _kill_band, "swapped bands": _swap_bands, "click"
 
 
 def _spectrograms(kind: str, rng: Rng, _: str | None) -> Task:
-    return _with_defects(_sounds(1400, rng), _SOUND_DEFECTS[kind], rng, 600)
+    return plant(_sounds(1400, rng), _SOUND_DEFECTS[kind], rng, 600)
 
 
 # -- tables -----------------------------------------------------------------------------------------
 
 
-def _shuffle_columns(table: Array, rng: Rng) -> Array:
+def shuffle_columns(table: Array, rng: Rng) -> Array:
     """Return rows in which three random columns have the values of other rows."""
     changed = table.copy()
     for row in changed:
@@ -280,10 +280,10 @@ def _tables(kind: str, rng: Rng, _: str | None) -> Task:
     name, *rest = kind.split()
     found = getattr(tables, f"load_{name}")()
     if name == "diabetes":
-        task = _with_defects(found.data, lambda row, rng: None, rng, 200)
-        return task._replace(outliers=_shuffle_columns(task.outliers, rng))
+        task = plant(found.data, lambda row, rng: None, rng, 200)
+        return task._replace(outliers=shuffle_columns(task.outliers, rng))
     normal = int(rest[0])
-    return _split(found.data[found.target == normal], found.data[found.target != normal], rng)
+    return split(found.data[found.target == normal], found.data[found.target != normal], rng)
 
 
 #: Tasks of each family, and the function that returns the samples of a task: (task, rng, data_dir) -> Task.
