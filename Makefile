@@ -59,8 +59,9 @@ format: $(STAMP)  ## format the code and fix style with ruff
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# One thread: the examples are small, and threads wait for each other if the machine does other work.
 docs: $(STAMP)  ## build the documentation into docs/_build/html
-	$(BIN)/python -m sphinx -q -W -n --keep-going -b html docs docs/_build/html
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W -n --keep-going -b html docs docs/_build/html
 	$(BIN)/python -m tools.check_links docs/_build/html
 
 clean:  ## remove build products, but not the environment

@@ -125,6 +125,11 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "show_signature": False,
     "download_all_examples": False,
+    "first_notebook_cell": (
+        "# This notebook needs the package mvrbm with its extras. To install them from a checkout of the\n"
+        "# repository, remove the # of the next line, and replace the path by that of the checkout.\n"
+        "# %pip install '/path/to/mvrbm[all]'"
+    ),
     "remove_config_comments": True,
     "image_srcset": ["2x"],
     "backreferences_dir": "generated/backreferences",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("src/mvrbm", "studies", "benchmarks", "tools")
 # Fewest words of a module docstring.
 FEWEST_WORDS = 4
+# A heading of a docstring's section on the same line as its underline.
+JOINED_SECTION = re.compile(r" +[A-Z][A-Za-z ]+ -{4,}( |$)")
 
 # Expressions, or their ends, that use a private name because there is no public one.
 ALLOWED = (
@@ -54,12 +57,16 @@ def modules(root: Path, folder: str) -> list[Path]:
 
 
 def check_docstrings(root: Path) -> Iterator[str]:
-    """Yield modules whose docstring is missing or not a sentence."""
+    """Yield modules whose docstring is missing or not a sentence, and sections that were joined with their headings."""
     for folder in PACKAGES:
         for path in modules(root, folder):
-            text = " ".join((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split())
+            source = path.read_text(encoding="utf-8")
+            text = " ".join((ast.get_docstring(ast.parse(source)) or "").split())
             if len(text.split()) < FEWEST_WORDS or "." not in text:
                 yield f"{path.relative_to(root)}:1: the module docstring is not a sentence: {text!r}"
+            for number, line in enumerate(source.splitlines(), start=1):
+                if JOINED_SECTION.match(line):
+                    yield f"{path.relative_to(root)}:{number}: the heading of a section requires a line of its own"
 
 
 # -- private names ----------------------------------------------------------------------------------

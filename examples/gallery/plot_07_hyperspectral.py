@@ -8,7 +8,7 @@ A hyperspectral picture has a spectrum at each pixel. Here, 90 % of the values o
 
 import matplotlib.pyplot as plt
 import numpy as np
-from sklearn.impute import SimpleImputer
+from sklearn.impute import KNNImputer, SimpleImputer
 
 from mvrbm import MVRBMImputer
 from mvrbm.io.datasets import load
@@ -27,7 +27,7 @@ filled = imputer.transform(holes)
 spread = imputer.standard_deviation(holes)
 
 # %%
-# One band: the known values, two estimates, and the truth.
+# This figure shows one band: the known values, two estimates, and the true values.
 
 band = 20
 shape = cube.shape[:2]
@@ -46,7 +46,8 @@ for axis, (name, values) in zip(axes, pictures.items(), strict=True):
 plt.show()
 
 # %%
-# One spectrum. The shaded range of two standard deviations should contain about 95 % of the missing values.
+# This figure shows one spectrum. The shaded range of two standard deviations should contain about 95 % of the
+# missing values.
 
 pixel = 2000
 bands = np.arange(cube.shape[-1])
@@ -70,7 +71,8 @@ inside = (np.abs(filled - pixels)[hidden] < 2 * spread[hidden]).mean()
 print(f"missing values within two standard deviations: {inside:.1%}")
 for name, values in {
     "mean of the band": SimpleImputer().fit_transform(holes),
+    "5 nearest neighbors": KNNImputer(n_neighbors=5).fit_transform(holes),
     "MVRBMImputer": filled,
 }.items():
     error = np.sqrt(np.mean((values - pixels)[hidden] ** 2))
-    print(f"{name:17s} root mean squared error {error:.0f}")
+    print(f"{name:20s} root mean squared error {error:.0f}")

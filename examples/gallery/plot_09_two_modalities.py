@@ -9,6 +9,7 @@ A sample can consist of several arrays. Here, these are the left half of a digit
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
 
 from mvrbm import MMVRBM
 
@@ -33,17 +34,34 @@ model = MMVRBM(
 ).fit(sample(train))
 
 # %%
-# Predict the name from both halves, or from one of them:
+# Predict the name from both halves, or from one of them. For comparison, a separate logistic regression is trained for
+# each of these cases, whereas the model has learned all of them at once. If you only need the name,
+# :class:`~mvrbm.MVRBMClassifier` is the better choice.
 
 both = sample(test)
+
+
+def joined(rows, known):
+    """Pixels of the given halves: one row per digit."""
+    halves = [sample(rows)[key].reshape(-1, 32) for key in known]
+    return np.concatenate(halves, axis=1)
+
+
 for known in (["left", "right"], ["left"], ["right"]):
     guess = model.predict({key: both[key] for key in known}, steps=100)
     guess = guess if isinstance(guess, np.ndarray) else guess["name"]
     correct = np.mean(guess == both["name"])
-    print(f"name from {' and '.join(known):15s} {correct:.3f} correct")
+    alone = LogisticRegression(max_iter=1000)
+    alone.fit(joined(train, known), names[train])
+    share = alone.score(joined(test, known), names[test])
+    print(
+        f"name from {' and '.join(known):15s} {correct:.3f} correct, "
+        f"logistic regression {share:.3f}"
+    )
 
 # %%
-# Predict the right half from the left half and the name. From top to bottom: the input, the prediction, and the truth.
+# Predict the right half from the left half and the name. The rows show, from top to bottom, the input, the prediction,
+# and the true half.
 
 rows = np.array(
     [

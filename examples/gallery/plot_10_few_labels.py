@@ -2,8 +2,8 @@
 Classify with few labels
 ========================
 
-Labels are expensive, but pictures are not. :class:`~mvrbm.MVRBMClassifier` learns from 50 or 150 labeled digits, and
-from all other training digits without their labels.
+Labels are expensive, but unlabeled pictures are not. :class:`~mvrbm.MVRBMClassifier` learns from 50 or 150 labeled
+digits, and from all other training digits without their labels.
 """
 
 import matplotlib.pyplot as plt
@@ -51,7 +51,8 @@ for n, found in results.items():
     )
 
 # %%
-# This is one random choice of labeled digits. With other choices, classifiers that are close may change places.
+# These results are for one random choice of labeled digits. With other choices, the order of classifiers with
+# similar accuracy may change.
 
 fig, axis = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
 for place, name in enumerate(results[50]):

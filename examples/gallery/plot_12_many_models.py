@@ -3,7 +3,7 @@ Many models at once
 ===================
 
 Training a small model leaves most of a processor idle. :class:`~mvrbm.Sweep` trains models with all combinations of
-some settings together, and keeps the best one.
+the given settings at the same time, and keeps the best model.
 """
 
 import time
@@ -30,7 +30,7 @@ print(f"{len(sweep.candidates_)} models in {seconds:.1f} s")
 print(f"best: {sweep.best_params_}, score {sweep.best_score_:.2f}")
 
 # %%
-# Training with two seeds per setting shows which differences are larger than chance. The score is the
+# Training with two seeds per setting shows which differences are larger than random variation. The score is the
 # pseudo-log-likelihood of held-out digits.
 
 fig, axis = plt.subplots(figsize=(7, 3.6), layout="constrained")

@@ -65,7 +65,7 @@ class Spin(Unit):
 rng = np.random.default_rng(0)
 size = 12
 coupling = 0.35
-lattice = rng.choice([-1.0, 1.0], (2000, size, size))
+lattice = rng.choice([-1.0, 1.0], (1000, size, size))
 checkerboard = np.indices((size, size)).sum(0) % 2
 for step in range(600):
     around = sum(
@@ -86,10 +86,10 @@ model = MVRBM(
     n_epochs=60,
     random_state=0,
 ).fit(lattice)
-drawn = model.sample(2000, steps=200)
+drawn = model.sample(1000, steps=200)
 
 # %%
-# Does the correlation of spins in the model decay with their distance as in the lattice?
+# Does the correlation of spins decay with distance in the model as it does in the lattice?
 
 distances = np.arange(1, 7)
 

@@ -79,7 +79,8 @@ for name, (nats, parameters) in found.items():
     )
 
 # %%
-# Real patches above, patches drawn from the model below. Draws are exact and independent.
+# The upper rows show real patches, and the lower rows show patches drawn from the model. The draws are exact and
+# independent.
 
 drawn, _ = model.sample(24)
 fig, axes = plt.subplots(4, 12, figsize=(10, 3.5), layout="constrained")
@@ -89,15 +90,17 @@ for axis, patch in zip(
     axis.imshow(
         patch,
         cmap="gray",
-        vmin=patch.mean() - 0.25,
-        vmax=patch.mean() + 0.25,
+        vmin=patch.mean() - 0.15,
+        vmax=patch.mean() + 0.15,
     )
     axis.axis("off")
+axes[0, 0].set_title("photographs", loc="left")
+axes[2, 0].set_title("drawn", loc="left")
 plt.show()
 
 # %%
-# Some components: the patches of the test pictures that belong to them most clearly. Each component has a shape, such
-# as edges of one orientation, while the contrast is free.
+# For some components, the figure shows the test-image patches that belong to them most clearly. Each component has a
+# fixed shape, such as edges of one orientation, but its contrast can vary.
 
 probabilities = model.predict_proba(test)
 frequent = np.argsort(-probabilities.sum(0))[:6]
@@ -110,7 +113,7 @@ for line, component in zip(axes, frequent, strict=True):
 plt.show()
 
 # %%
-# Missing pixels. :meth:`~mvrbm.MatrixMixture.inpaint` returns their means given the known pixels.
+# :meth:`~mvrbm.MatrixMixture.inpaint` returns the means of missing pixels given the known pixels.
 
 known = random.random((100, 8, 8)) < 0.4
 truth = test[random.choice(len(test), 100, replace=False)]

@@ -2,8 +2,8 @@
 Protein sequences: contacts, mutations and new sequences
 ========================================================
 
-Learn a family of protein sequences. Predict which sites touch in the folded protein, and how mutations change it. Draw
-new sequences and compare them with natural ones.
+Learn a family of protein sequences. Predict which sites are in contact in the folded protein, and which mutations are
+harmful. Draw new sequences and compare them with natural ones.
 
 The family consists of lattice proteins, which are chains of 27 amino acids that fold into a cube of 3 x 3 x 3 points.
 Their structure is known exactly. For your own alignment, pass the name of a FASTA or Stockholm file to ``fit``.
@@ -27,8 +27,8 @@ print(f"{model.n_parameters_:,} parameters")
 # Contacts
 # --------
 # Pairs of sites that a model couples strongly are likely to be in contact. The contact map shows all scores below the
-# diagonal, and the best pairs above it. Sites that are close along the chain are excluded, because their contacts are
-# trivial.
+# diagonal, and the pairs with the highest scores above it. Sites that are close along the chain are excluded, because
+# their contacts are trivial.
 
 scores = sequences.contact_map(model, train)
 sequences.plot_contact_map(scores, distances, threshold=1.1, n_pairs=20)
@@ -42,7 +42,7 @@ for n in (10, 20):
 # Mutations
 # ---------
 # The change in the log-likelihood predicts which mutations of a sequence are tolerated (red) and which are harmful
-# (blue). Dots mark the sequence itself.
+# (blue). Dots mark the letters of the original sequence.
 
 scan = sequences.mutation_scan(model, test[0])
 sequences.plot_mutations(scan, test[0], model.alphabet_.letters)
@@ -51,8 +51,8 @@ plt.show()
 # %%
 # Features
 # --------
-# A hidden unit is a pattern of letters. These are the units with the largest weights, as sequence logos. Letters above
-# the axis switch the unit on, and letters below it switch it off.
+# A hidden unit is a pattern of letters. The figure shows the units with the largest weights as sequence logos. Letters
+# above the axis switch the unit on, and letters below it switch it off.
 
 weights = sequences.hidden_weights(model).reshape(
     -1, model.n_sites_, len(model.alphabet_)
@@ -68,8 +68,9 @@ plt.show()
 # %%
 # New sequences
 # -------------
-# Are new sequences like natural ones? They should lie in the same regions of the principal components, and have the
-# same correlations between pairs of sites. The test sequences show how well that is possible with so few sequences.
+# Are new sequences like natural ones? They should fall in the same regions of the principal components, and have the
+# same correlations between pairs of sites. The test sequences show how closely such a small number of sequences can
+# match.
 
 new = model.sample(400)
 places = sequences.project(train, test, new)

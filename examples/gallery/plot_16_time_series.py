@@ -44,9 +44,9 @@ train, test = windows(recordings, 5), windows(new_recordings, 25)
 print(train.shape, test.shape)
 
 # %%
-# The likelihood is exact, so models can be compared. A Gaussian over all
-# 150 numbers cannot express that some motions are calm and others are
-# wild. The contrasts of a mixture do.
+# The likelihood is exact, so models can be compared. A Gaussian
+# distribution over all 150 numbers cannot express that some motions are
+# calm and others are wild. The mixture can, because its contrasts vary.
 
 model = MatrixMixture(2, gate=True, n_epochs=40, random_state=0).fit(train)
 scaler = StandardScaler().fit(as_rows(train))
@@ -62,34 +62,37 @@ for name, total in nats.items():
     print(f"{name}: {total / 150:.2f} nats per number")
 
 # %%
-# A channel that failed. :meth:`~mvrbm.MatrixMixture.inpaint` returns its
-# mean given the other channels, and
-# :meth:`~mvrbm.MatrixMixture.sample_given` draws what it could have been.
+# Suppose that one channel has failed.
+# :meth:`~mvrbm.MatrixMixture.inpaint` returns its mean given the other
+# channels, and :meth:`~mvrbm.MatrixMixture.sample_given` draws possible
+# values of the channel.
 
 known = np.ones((6, 25), dtype=bool)
 known[1] = False
-filled = model.inpaint(test, mask=known)
-error = np.sqrt(np.mean((filled - test)[:, 1] ** 2))
-spread = test[:, 1].std()
+whole = test[::4]
+filled = model.inpaint(whole, mask=known)
+error = np.sqrt(np.mean((filled - whole)[:, 1] ** 2))
+spread = whole[:, 1].std()
 print(f"error {error:.2f}, with the mean of the channel {spread:.2f}")
 
 fig, axes = plt.subplots(
     2, 3, figsize=(10, 4.5), layout="constrained", sharex=True
 )
-for axis, case in zip(axes.flat, [10, 25, 45, 85, 125, 150], strict=True):
-    copies = np.repeat(test[case : case + 1], 10, 0)
+for axis, case in zip(axes.flat, [2, 6, 11, 21, 31, 37], strict=True):
+    copies = np.repeat(whole[case : case + 1], 10, 0)
     drawn = model.sample_given(copies, mask=known)
     axis.plot(drawn[:, 1].T, color="C0", alpha=0.25, linewidth=1)
     axis.plot(filled[case, 1], color="C0", label="filled in")
-    axis.plot(test[case, 1], color="black", linestyle="--", label="truth")
+    axis.plot(whole[case, 1], color="black", linestyle="--", label="truth")
 axes[0, 0].legend()
 fig.supxlabel("time point")
 fig.supylabel(channels[1])
 plt.show()
 
 # %%
-# A fault: two axes of the accelerometer are mixed up. Each channel still
-# has usual values, but they do not fit the other channels.
+# To simulate a fault, swap two axes of the accelerometer. Each channel
+# still has normal values, but they are inconsistent with the other
+# channels.
 
 detector = MVRBMOutlierDetector().fit(train)
 faulty = test.copy()
