@@ -45,7 +45,7 @@ SECTION = re.compile(r"^(Returns|Yields)\n-+$", re.MULTILINE)
 GROUPS = [
     (
         "imputation",
-        "mvrbm: MVRBMImputer MatrixMixture mvrbm.estimators.imputer.factors: fit_factors",
+        "mvrbm: MVRBMImputer MatrixMixture mvrbm.estimators.imputer.factor_analysis: fit_factors",
     ),
     ("outliers", "mvrbm: MVRBMOutlierDetector MatrixMixture MVRBMImputer"),
     (
@@ -81,7 +81,7 @@ GROUPS = [
     (
         "sequences",
         "mvrbm.sequences: load_lattice_proteins mvrbm.io.alignments: Alignment as_alignment read_alignment "
-        "write_fasta mvrbm.io.alphabets: Alphabet as_alphabet mvrbm.data.identity: identity_weights",
+        "write_fasta mvrbm.io.alphabets: Alphabet as_alphabet mvrbm.data.sequence_weights: identity_weights",
     ),
     (
         "denoising",

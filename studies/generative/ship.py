@@ -16,7 +16,7 @@ import torch
 
 import mvrbm
 from mvrbm import BoltzmannMachine
-from mvrbm.estimators.chains import MOST_CHAINS, write_chains
+from mvrbm.estimators.initial_states import MOST_CHAINS, write_chains
 from mvrbm.estimators.inputs import LABEL, VISIBLE
 from mvrbm.estimators.labels import describe_classes
 from mvrbm.sampling import match_label_shares

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mvrbm.random import RandomSource
 from mvrbm.vision import PhotoDenoiser, SuperResolver, TrainingStep, luminance
-from mvrbm.vision.shipped import write_stages
+from mvrbm.vision.pretrained import write_stages
 from mvrbm.vision.stage_training import errors_after_stages
 from studies.arguments import say
 

@@ -13,7 +13,7 @@ from enumeration import Written, every_visible_state
 from mvrbm import MMVRBM, MVRBM, RBM, TVRBM, ClassificationMVRBM, DeepMVRBM, RandomSource
 from mvrbm.errors import RecipeWarning, StorageError
 from mvrbm.estimators import classification_rbm, multimodal
-from mvrbm.estimators.chains import MOST_CHAINS, initial_states_with_labels
+from mvrbm.estimators.initial_states import MOST_CHAINS, initial_states_with_labels
 from mvrbm.estimators.labels import label_codes
 from mvrbm.sampling import match_label_shares
 from mvrbm.training import PCD, Recipe

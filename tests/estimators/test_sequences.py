@@ -13,7 +13,7 @@ from sklearn.base import clone
 
 import mvrbm
 from mvrbm import MVRBM, SequenceRBM, Sweep
-from mvrbm.data.identity import identity_weights
+from mvrbm.data.sequence_weights import identity_weights
 from mvrbm.errors import AlignmentWarning, InputError, MixingWarning, StorageError
 from mvrbm.io.alignments import as_alignment, read_alignment
 from mvrbm.io.alphabets import ALPHABETS, Alphabet

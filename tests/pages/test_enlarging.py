@@ -12,8 +12,8 @@ from mvrbm.pages import write_enlarging_page
 from mvrbm.pages.enlarging import template_values
 from mvrbm.vision import SuperResolver
 from mvrbm.vision.back_projection import back_project
+from mvrbm.vision.pretrained import read_stages, write_stages
 from mvrbm.vision.resampling import enlarge_rows
-from mvrbm.vision.shipped import read_stages, write_stages
 from mvrbm.vision.stages import SymmetricStage
 
 pytestmark = pytest.mark.browser

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mvrbm.vision import shipped
-from mvrbm.vision.shipped import read_stages
+from mvrbm.vision import pretrained
+from mvrbm.vision.pretrained import read_stages
 from studies.photographs import collecting, images, measuring, training
 from studies.runs import Place, Rows
 
@@ -26,7 +26,7 @@ def test_committed_results_are_runs():
 
 
 def test_shipped_weights_are_those_that_are_trained():
-    assert {path.stem for path in shipped.WEIGHTS.glob("*.safetensors")} == set(training.MODELS)
+    assert {path.stem for path in pretrained.WEIGHTS.glob("*.safetensors")} == set(training.MODELS)
 
 
 @pytest.fixture

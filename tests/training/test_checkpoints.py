@@ -32,7 +32,7 @@ from mvrbm.training import (
     checkpoints,
 )
 from mvrbm.training.checkpoints import runs
-from mvrbm.training.parts import part_folder
+from mvrbm.training.part_folders import part_folder
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import torch
 from mvrbm import Bernoulli, BoltzmannMachine, Dense, Gaussian
 from mvrbm.errors import StorageError
 from mvrbm.random import RandomSource
-from mvrbm.vision import shipped
-from mvrbm.vision.shipped import read_stages, shipped_stages, write_stages
+from mvrbm.vision import pretrained
+from mvrbm.vision.pretrained import read_stages, shipped_stages, write_stages
 from mvrbm.vision.stage_training import contrastive_divergence, divergence_patches
 from mvrbm.vision.stages import CODES, Pass, StageSequence, SymmetricStage, _Seen, code
 
@@ -160,7 +160,7 @@ def test_a_file_that_holds_no_stages_is_an_error(tmp_path):
 
 
 def test_shipped_weights_keep_to_their_sizes():
-    sizes = {path.stem: path.stat().st_size for path in shipped.WEIGHTS.glob("*.safetensors")}
+    sizes = {path.stem: path.stat().st_size for path in pretrained.WEIGHTS.glob("*.safetensors")}
     assert sum(sizes[name] for name in ("x2", "x3", "x4", "jpeg")) <= 1_000_000
     assert sum(sizes[name] for name in ("gray", "color", "salt")) <= 500_000
     for name in ("x2", "x3", "x4"):

@@ -26,7 +26,7 @@ from torch import Tensor
 from mvrbm.data.sources import Batch, Source
 from mvrbm.sampling import Layers
 from mvrbm.updates.gradient import WHOLE, Share
-from mvrbm.updates.missing import draw_missing
+from mvrbm.updates.missing_entries import draw_missing
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.update import UpdateSettings, start_chains
 

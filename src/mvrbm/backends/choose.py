@@ -16,7 +16,7 @@ from mvrbm.backends import graph, reference
 from mvrbm.backends.base import EpochBackend, UpdateBackend, UpdateSettings
 from mvrbm.backends.cpu import flat_backend, gemm, native, one_hot
 from mvrbm.backends.cuda import full_matrix, per_sample, tensor
-from mvrbm.backends.cuda.epochs import KernelBackend
+from mvrbm.backends.cuda.kernel_backend import KernelBackend
 from mvrbm.backends.layout import Layout
 from mvrbm.data.sources import Source
 from mvrbm.devices import n_processors

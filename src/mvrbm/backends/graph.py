@@ -2,7 +2,7 @@
 
 An update requires dozens of kernel launches, which dominate the runtime for small arrays. This backend captures an
 update once and replays it. The data, the sample order, the position in the epoch and the update number all stay on the
-device. Small couplings are expanded to full matrices (:mod:`mvrbm.backends.formed`), and float32 matrix products use
+device. Small couplings are expanded to full matrices (:mod:`mvrbm.backends.expanded`), and float32 matrix products use
 tensor cores (TF32).
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mvrbm.backends.base import EpochBackend, UpdateSettings
 from mvrbm.backends.device_memory import too_large_reason
-from mvrbm.backends.formed import FormedMachine
+from mvrbm.backends.expanded import FormedMachine
 from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.backends.tf32 import tensor_cores
 from mvrbm.cuda_graphs import capture
@@ -29,7 +29,7 @@ from mvrbm.extras import triton_runs_on
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.updates.gradient import Centering, Gradient
-from mvrbm.updates.missing import draw_unknown
+from mvrbm.updates.missing_entries import draw_unknown
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import fail, gains_of, normalize
 from mvrbm.updates.update import apply_relative_rates, own_gradient, powers_of, recipe_step, start_chains
@@ -249,11 +249,11 @@ class GraphBackend(EpochBackend):
         like = state.machine.like
         if self.settings.optimizer is not None or not triton_runs_on(like.device):
             return None
-        from mvrbm.backends.cuda import epochs, graph_step
+        from mvrbm.backends.cuda import graph_step, kernel_backend
 
         if state.centering is not None or not graph_step.usable([*state.learned.values(), *state.momenta.values()]):
             return None
-        return graph_step.FusedStep(state, epochs.rates_row(self.settings.recipe), self._clock)
+        return graph_step.FusedStep(state, kernel_backend.rates_row(self.settings.recipe), self._clock)
 
     def _step(self, state: TrainState, centering: Centering | None, gradient: Gradient, weight: float) -> None:
         """Apply the recipe's update rule. Once a parameter is non-finite, further steps have no effect."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from mvrbm.data.moments import MOMENT_SAMPLES, Moments, MomentSums, merge_moments
-from mvrbm.data.weights import SampleWeights
+from mvrbm.data.sample_weights import SampleWeights
 from mvrbm.distributed import World
 from mvrbm.io.formats import check_mapped, open_npy
 from mvrbm.io.shards import Rows, Shards, is_folder_of_shards

@@ -19,7 +19,7 @@ from mvrbm.estimators.generation import GenerationMixin
 from mvrbm.estimators.parameters import check_axes, unconnected
 from mvrbm.estimators.persistence import with_checkpoints
 from mvrbm.estimators.scoring import ScoringMixin
-from mvrbm.estimators.undo import undo_on_error
+from mvrbm.estimators.undo_on_error import undo_on_error
 from mvrbm.io.shards import Rows
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.training.callbacks import Callback, ProgressBar

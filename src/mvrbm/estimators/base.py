@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mvrbm.devices import resolve_device, sensible_threads
 from mvrbm.estimators.batches import ROWS_AT_ONCE, Array, Known, batches, filled_batches, has_nan, n_samples
-from mvrbm.estimators.chains import Chains, kept_chains, read_chains, write_chains
+from mvrbm.estimators.initial_states import Chains, kept_chains, read_chains, write_chains
 from mvrbm.estimators.parameters import TrainingParameters, seed_of, unsuited_reason
 from mvrbm.estimators.persistence import SavedEstimator
 from mvrbm.machine import BoltzmannMachine

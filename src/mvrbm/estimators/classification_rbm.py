@@ -18,7 +18,8 @@ from mvrbm.devices import resolve_device, sensible_threads
 from mvrbm.errors import StorageError
 from mvrbm.estimators.base import to_array
 from mvrbm.estimators.batches import Array, unit_for
-from mvrbm.estimators.chains import (
+from mvrbm.estimators.classifier_base import ArrayClassifier
+from mvrbm.estimators.initial_states import (
     Chains,
     initial_states,
     initial_states_with_labels,
@@ -27,12 +28,11 @@ from mvrbm.estimators.chains import (
     read_chains,
     write_chains,
 )
-from mvrbm.estimators.classifier_base import ArrayClassifier
 from mvrbm.estimators.inputs import LABEL, VISIBLE
 from mvrbm.estimators.labels import Labeled, class_counts_from, draw_codes, label_codes
 from mvrbm.estimators.parameters import seed_of, unconnected, unit_named, unsuited_reason, without_none
 from mvrbm.estimators.persistence import stored_descent
-from mvrbm.estimators.undo import undo_on_error
+from mvrbm.estimators.undo_on_error import undo_on_error
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import label_log_posterior, label_scores, sample

@@ -26,7 +26,7 @@ from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, keep_known, sample
 from mvrbm.saving import read_stack, register, write_machines
 from mvrbm.training.callbacks import Callback
-from mvrbm.training.parts import part_folder
+from mvrbm.training.part_folders import part_folder
 from mvrbm.training.trainer import Trainer
 from mvrbm.units import Unit, make_unit
 from mvrbm.validation import as_shape, choice, whole_number

@@ -28,14 +28,14 @@ from mvrbm.estimators.labels import Labeled
 from mvrbm.estimators.network import StructuredNetwork, class_distance, virtual_adversarial_loss
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import stored_descent
-from mvrbm.estimators.undo import undo_on_error
+from mvrbm.estimators.undo_on_error import undo_on_error
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.progress import listening
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_stack, write_machines
 from mvrbm.training.backprop import DescentResult, Objective, assign, descend
 from mvrbm.training.callbacks import Checkpoint
-from mvrbm.training.parts import part_folder
+from mvrbm.training.part_folders import part_folder
 from mvrbm.units import Unit
 from mvrbm.validation import number, whole_number
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from mvrbm.devices import sensible_threads
 from mvrbm.estimators.base import BaseRBM
 from mvrbm.estimators.batches import batches, joined, known_entries, masks
-from mvrbm.estimators.chains import initial_states
+from mvrbm.estimators.initial_states import initial_states
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, sample
 from mvrbm.validation import whole_number

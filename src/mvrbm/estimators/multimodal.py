@@ -24,7 +24,7 @@ from mvrbm.estimators.batches import (
     scaled_as_in_training,
     unit_for,
 )
-from mvrbm.estimators.chains import initial_states_with_labels, match_labels
+from mvrbm.estimators.initial_states import initial_states_with_labels, match_labels
 from mvrbm.estimators.inputs import by_modality, check_modalities, read_modalities
 from mvrbm.estimators.labels import (
     PartialLabels,

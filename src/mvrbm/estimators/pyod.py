@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from mvrbm.estimators.outliers import MVRBMOutlierDetector
-from mvrbm.estimators.undo import undo_on_error
+from mvrbm.estimators.undo_on_error import undo_on_error
 from mvrbm.extras import require
 
 

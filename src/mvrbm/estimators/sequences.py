@@ -16,13 +16,13 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from mvrbm.couplings import Coupling, Dense
-from mvrbm.data.identity import identity_weights
+from mvrbm.data.sequence_weights import identity_weights
 from mvrbm.devices import sensible_threads
 from mvrbm.errors import MixingWarning, StorageError
 from mvrbm.estimators.array_rbm import ArrayRBM
 from mvrbm.estimators.base import to_array
 from mvrbm.estimators.batches import Array, batches, joined, model_dtype, unit_for
-from mvrbm.estimators.chains import initial_states
+from mvrbm.estimators.initial_states import initial_states
 from mvrbm.estimators.inputs import VISIBLE
 from mvrbm.io.alignments import Alignment, as_alignment, write_fasta
 from mvrbm.io.alphabets import UNKNOWN, Alphabet

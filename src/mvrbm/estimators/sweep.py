@@ -23,9 +23,9 @@ from mvrbm.estimators.array_rbm import ArrayRBM
 from mvrbm.estimators.batches import has_nan, sample_weights
 from mvrbm.estimators.deep import DeepMVRBM
 from mvrbm.estimators.multimodal import MMVRBM
-from mvrbm.estimators.undo import undo_on_error
+from mvrbm.estimators.undo_on_error import undo_on_error
 from mvrbm.training import Checkpoint, fit_together
-from mvrbm.training.parts import part_folder
+from mvrbm.training.part_folders import part_folder
 from mvrbm.training.trainer import Trainer
 from mvrbm.validation import number
 

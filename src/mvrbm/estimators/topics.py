@@ -26,7 +26,7 @@ from mvrbm.estimators.batches import ROWS_AT_ONCE, Array
 from mvrbm.estimators.inputs import as_array, without_wrapper
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names, with_checkpoints
-from mvrbm.estimators.undo import undo_on_error
+from mvrbm.estimators.undo_on_error import undo_on_error
 from mvrbm.io.shards import Rows
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import read_machine, register, write_machine

@@ -9,9 +9,9 @@ from mvrbm.likelihood.annealing import (
     annealed_importance_sampling,
     reverse_annealed_importance_sampling,
 )
+from mvrbm.likelihood.data_likelihood import LikelihoodInterval, log_likelihood, log_likelihood_interval
 from mvrbm.likelihood.exact import log_partition
 from mvrbm.likelihood.interval import LogPartitionInterval, log_partition_interval
-from mvrbm.likelihood.of_data import LikelihoodInterval, log_likelihood, log_likelihood_interval
 from mvrbm.likelihood.pseudo import PseudoLikelihood, pseudo_log_likelihood
 
 __all__ = [

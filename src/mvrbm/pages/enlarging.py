@@ -12,8 +12,8 @@ from mvrbm import __version__
 from mvrbm.io.templates import write_html
 from mvrbm.pages.encoding import encode
 from mvrbm.validation import choice
+from mvrbm.vision.pretrained import shipped_stages
 from mvrbm.vision.resampling import SCALES
-from mvrbm.vision.shipped import shipped_stages
 from mvrbm.vision.stages import SymmetricStage
 from mvrbm.vision.super_resolution import SuperResolver
 

@@ -19,7 +19,7 @@ from mvrbm.training.callbacks import (
     TensorBoard,
     TrainingRun,
 )
-from mvrbm.training.together import fit_together
+from mvrbm.training.same_shape_machines import fit_together
 from mvrbm.training.trainer import Trainer, load_checkpoint
 from mvrbm.updates.negative import CD, PCD, NegativePhase, TemperedPCD
 from mvrbm.updates.recipe import RECIPES, Recipe

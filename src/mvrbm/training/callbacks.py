@@ -30,7 +30,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.progress import remaining_time
 from mvrbm.random import RandomSource
 from mvrbm.sampling import mean_field
-from mvrbm.training.parts import part_folder
+from mvrbm.training.part_folders import part_folder
 from mvrbm.updates.state import TrainState
 from mvrbm.validation import whole_number
 

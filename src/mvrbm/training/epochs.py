@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mvrbm.backends.base import EpochBackend
+from mvrbm.data.sample_weights import SampleWeights
 from mvrbm.data.sources import Source
-from mvrbm.data.weights import SampleWeights
 from mvrbm.errors import DivergenceError
 from mvrbm.random import RandomSource
 from mvrbm.training.callbacks import Callback

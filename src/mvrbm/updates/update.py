@@ -2,7 +2,8 @@
 
 An update performs these steps:
 
-1. Sample the missing entries of the batch, given the known entries (:func:`~mvrbm.updates.missing.draw_missing`).
+1. Sample the missing entries of the batch, given the known entries
+   (:func:`~mvrbm.updates.missing_entries.draw_missing`).
 2. In the first update with persistent chains, initialize the chains from the batch (:func:`start_chains`).
 3. Advance the chains, and compute the gradient of mean F(data) - mean F(chain) (:func:`own_gradient`). If layers are
    centered, convert the gradient to the centered form.

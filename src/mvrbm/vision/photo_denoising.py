@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mvrbm.devices import resolve_device
-from mvrbm.estimators.undo import undo_on_error
+from mvrbm.estimators.undo_on_error import undo_on_error
 from mvrbm.extras import require
 from mvrbm.saving import register
 from mvrbm.validation import choice, number, whole_number
@@ -38,7 +38,7 @@ from mvrbm.vision.degradation import (
 )
 from mvrbm.vision.denoising import NOISES
 from mvrbm.vision.images import Array, check_image, to_dtype, white
-from mvrbm.vision.shipped import shipped_stages
+from mvrbm.vision.pretrained import shipped_stages
 from mvrbm.vision.stage_estimator import StageEstimator
 from mvrbm.vision.stage_training import TrainingStep, training_images
 from mvrbm.vision.stages import Progress, StageSequence

@@ -15,10 +15,10 @@ from mvrbm.estimators.persistence import SavedEstimator, stored_descent
 from mvrbm.random import RandomSource
 from mvrbm.saving import CONFIG, FORMAT, FORMAT_VERSION, MODEL, STACK, read_config, read_tensors, write_tensors
 from mvrbm.training.backprop import DescentResult, Objective, descend
-from mvrbm.training.parts import part_folder
+from mvrbm.training.part_folders import part_folder
 from mvrbm.vision.degradation import Simulation
 from mvrbm.vision.images import Array
-from mvrbm.vision.shipped import build_stages, stage_tensors
+from mvrbm.vision.pretrained import build_stages, stage_tensors
 from mvrbm.vision.stage_training import (
     Patches,
     TrainingStep,

@@ -14,7 +14,7 @@ where each W is a sum of Kronecker products. As a consequence, flipping the imag
 the values -1/2 and 1/2, which is equivalent to binary hidden units with an additional visible bias. Two more layers are
 optional: a mask M of corrupted pixels, and an encoding T of the noise level relative to r.
 
-This module computes the mean-field passes. :mod:`mvrbm.vision.shipped` reads and writes stages, and
+This module computes the mean-field passes. :mod:`mvrbm.vision.pretrained` reads and writes stages, and
 :mod:`mvrbm.vision.stage_training` trains them.
 """
 

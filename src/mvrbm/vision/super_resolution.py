@@ -20,12 +20,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
-from mvrbm.estimators.undo import undo_on_error
+from mvrbm.estimators.undo_on_error import undo_on_error
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.saving import ESTIMATOR, load, read_machine, register, write_machine
 from mvrbm.training.callbacks import Callback, Checkpoint, ProgressBar
-from mvrbm.training.parts import part_folder
+from mvrbm.training.part_folders import part_folder
 from mvrbm.training.trainer import Trainer
 from mvrbm.units import Gaussian
 from mvrbm.updates.recipe import Recipe, as_recipe
@@ -34,8 +34,8 @@ from mvrbm.vision.back_projection import back_project
 from mvrbm.vision.color import LUMINANCE_GAIN, luminance
 from mvrbm.vision.degradation import SimulatedReduction
 from mvrbm.vision.images import Array, check_image, to_dtype, turned, turned_back, white
+from mvrbm.vision.pretrained import shipped_stages
 from mvrbm.vision.resampling import SCALES, enlarge_rows
-from mvrbm.vision.shipped import shipped_stages
 from mvrbm.vision.stage_estimator import StageEstimator
 from mvrbm.vision.stage_training import Patches, TrainingStep, cut_patches, training_images
 from mvrbm.vision.stages import DERIVATIVES, HIGH, ORIENTATIONS, MachineStage, Progress, Stage, StageSequence

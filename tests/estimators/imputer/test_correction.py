@@ -7,8 +7,8 @@ import torch
 from mvrbm import RandomSource
 from mvrbm.estimators.imputer import correction as correction_module
 from mvrbm.estimators.imputer.correction import Correction, CorrectionTrainer
-from mvrbm.estimators.imputer.factors import Factors
-from mvrbm.estimators.imputer.linear import Linear
+from mvrbm.estimators.imputer.factor_analysis import Factors
+from mvrbm.estimators.imputer.linear_model import Linear
 from mvrbm.estimators.imputer.masking import Samples, masks_like_missing
 from mvrbm.estimators.imputer.scaling import Scaling
 

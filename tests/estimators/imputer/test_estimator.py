@@ -12,7 +12,7 @@ import mvrbm
 from environment import fixed_seeds
 from mvrbm import MVRBMImputer, RandomSource
 from mvrbm.estimators.imputer import correction
-from mvrbm.estimators.imputer.factors import Factors
+from mvrbm.estimators.imputer.factor_analysis import Factors
 from mvrbm.estimators.imputer.masking import hold_out
 from mvrbm.estimators.imputer.selection import choose_linear, entry_weights
 from mvrbm.estimators.parameters import seed_of

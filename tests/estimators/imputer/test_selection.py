@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mvrbm import RandomSource
-from mvrbm.estimators.imputer.factors import Factors
+from mvrbm.estimators.imputer.factor_analysis import Factors
 from mvrbm.estimators.imputer.masking import Samples
 from mvrbm.estimators.imputer.selection import Trials, choose_linear, entry_weights, surely_smaller
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mvrbm.estimators.outliers.ensemble import Ensemble, Range, Spread, combine
-from mvrbm.estimators.outliers.linear import slabs
+from mvrbm.estimators.outliers.linear_prediction import slabs
 
 
 def test_deviations_count_above_the_mean_and_far_below_it():

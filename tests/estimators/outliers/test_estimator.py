@@ -12,9 +12,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import mvrbm
 from mvrbm import TVRBM, Dense, MVRBMOutlierDetector, RandomSource
 from mvrbm.errors import StorageError
-from mvrbm.estimators.outliers import masked
+from mvrbm.estimators.outliers import masked_prediction
 from mvrbm.estimators.table_encoding import TableEncoding
-from mvrbm.likelihood.masked import block_masks, masked_errors
+from mvrbm.likelihood.masked_prediction import block_masks, masked_errors
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
@@ -299,7 +299,7 @@ def test_text_columns_of_a_table_are_categories(of_table):
 
 def test_the_columns_of_a_category_are_masked_together(of_table, monkeypatch):
     masks = []
-    monkeypatch.setattr(masked, "masked_errors", lambda *args, **options: masks.append(args[2]) or 1 // 0)
+    monkeypatch.setattr(masked_prediction, "masked_errors", lambda *args, **options: masks.append(args[2]) or 1 // 0)
     with pytest.raises(ZeroDivisionError):
         of_table.score_samples(animals(2, np.random.default_rng(0)))
     (found,) = masks

@@ -19,7 +19,7 @@ from mvrbm.data.sources import Batch
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers
 from mvrbm.updates.gradient import WHOLE, Share
-from mvrbm.updates.missing import draw_missing
+from mvrbm.updates.missing_entries import draw_missing
 from mvrbm.updates.negative import PCD
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import fail, first_not_finite

@@ -1,10 +1,10 @@
 """GPU backends based on Triton kernels.
 
-The common base class is in `epochs`. There are three families of backends:
+The common base class is in `kernel_backend`. There are three families of backends:
 
 * `per_sample` (kernels in `per_sample_kernels`): small matrices, with or without a label, using one program per sample.
 * `tensor` (kernel in `tensor_kernel`): arrays of order 3 to 6, using one program per sample. `per_sample` and `tensor`
-  share the base class in `per_program`.
+  share the base class in `program_per_sample`.
 * `full_matrix`: couplings expanded to full matrices, using batched matrix products. `full_layout` defines the positions
   of the layers in these matrices, and `full_buffers` contains all arrays on the device. The kernels are in
   `full_kernels` (Gibbs steps and gradients), `full_step` (update rule), `full_variances` (learned variances), and

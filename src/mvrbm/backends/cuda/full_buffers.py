@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mvrbm.backends.base import UpdateSettings
-from mvrbm.backends.cuda.epochs import RunShape, default_precision, power_of_two
 from mvrbm.backends.cuda.full_layout import TILE, FullLayout, FullPacking, factor_rank, padded
+from mvrbm.backends.cuda.kernel_backend import RunShape, default_precision, power_of_two
 from mvrbm.data.sources import Source, masks_of
 from mvrbm.devices import n_processors
 from mvrbm.updates.state import TrainState

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mvrbm.backends.cuda.epochs import power_of_two
+from mvrbm.backends.cuda.kernel_backend import power_of_two
 from mvrbm.couplings import Coupling
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random.philox import pitch_of

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.backends.base import UpdateSettings
-from mvrbm.backends.cuda import epochs
-from mvrbm.backends.cuda.epochs import KernelBackend, launches_overlap, power_of_two
+from mvrbm.backends.cuda import kernel_backend
 from mvrbm.backends.cuda.full_buffers import (
     FullLaunch,
     FullOffsets,
@@ -29,6 +28,7 @@ from mvrbm.backends.cuda.full_buffers import (
 )
 from mvrbm.backends.cuda.full_layout import TILE, FullLayer, FullLayout, FullPacking, factor_rank
 from mvrbm.backends.cuda.full_tempering import Tempering
+from mvrbm.backends.cuda.kernel_backend import KernelBackend, launches_overlap, power_of_two
 from mvrbm.backends.layout import not_flat_reason
 from mvrbm.couplings.base import equalize_norms
 from mvrbm.cuda_graphs import WORTH_A_GRAPH
@@ -497,7 +497,7 @@ class FullMatrixBackend(KernelBackend):
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
     """Return the reason why the kernels do not support a training run, or None if they do."""
-    reason = epochs.unsupported_reason(
+    reason = kernel_backend.unsupported_reason(
         settings, state, source, masked=FullMatrixBackend.draws_missing
     ) or not_flat_reason(settings, state, (CD, PCD, TemperedPCD))
     if reason is not None:

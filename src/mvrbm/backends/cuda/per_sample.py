@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from mvrbm.backends.base import UpdateSettings
-from mvrbm.backends.cuda import epochs
-from mvrbm.backends.cuda.epochs import power_of_two
-from mvrbm.backends.cuda.per_program import FlatBuffers, FlatSignature, PerProgramBackend, tile_of
+from mvrbm.backends.cuda import kernel_backend
+from mvrbm.backends.cuda.kernel_backend import power_of_two
+from mvrbm.backends.cuda.program_per_sample import FlatBuffers, FlatSignature, PerProgramBackend, tile_of
 from mvrbm.backends.layout import LayerLayout, Layout, not_flat_reason, not_only_matrices_reason
 from mvrbm.data.sources import Source
 from mvrbm.devices import n_processors
@@ -246,13 +246,13 @@ def fewest_waves(rows: int, models: int, at_a_time: int) -> int:
 def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
     """Return the reason why the kernels do not support a training run, or None if they do."""
     reason = (
-        epochs.unsupported_reason(settings, state, source)
+        kernel_backend.unsupported_reason(settings, state, source)
         or not_flat_reason(settings, state)
         or not_only_matrices_reason(state)
     )
     if reason is not None:
         return reason
-    halves = epochs.default_precision(state.machine) == "fp16"
+    halves = kernel_backend.default_precision(state.machine) == "fp16"
     return too_large_reason(Layout.of(state.machine), halves, state.machine.like.device)
 
 

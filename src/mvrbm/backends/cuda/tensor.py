@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from mvrbm.backends.base import UpdateSettings
-from mvrbm.backends.cuda import epochs
-from mvrbm.backends.cuda.epochs import power_of_two
-from mvrbm.backends.cuda.per_program import FlatBuffers, PerProgramBackend, tile_of
+from mvrbm.backends.cuda import kernel_backend
+from mvrbm.backends.cuda.kernel_backend import power_of_two
+from mvrbm.backends.cuda.program_per_sample import FlatBuffers, PerProgramBackend, tile_of
 from mvrbm.backends.layout import Layout, not_flat_reason
 from mvrbm.data.sources import Source
 from mvrbm.updates.state import TrainState
@@ -152,7 +152,7 @@ def _volume(groups: tuple[Group, Group, Group]) -> int:
 
 def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
     """Return the reason why the kernel does not support a training run, or None if it does."""
-    reason = epochs.unsupported_reason(settings, state, source) or not_flat_reason(settings, state)
+    reason = kernel_backend.unsupported_reason(settings, state, source) or not_flat_reason(settings, state)
     if reason is not None:
         return reason
     layout = Layout.of(state.machine)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mvrbm.couplings import Dense
-from mvrbm.estimators.imputer.linear import Linear
+from mvrbm.estimators.imputer.linear_model import Linear
 from mvrbm.estimators.imputer.masking import Samples, masks_like_missing, missing_patterns
 from mvrbm.estimators.imputer.scaling import Scaling
 from mvrbm.estimators.imputer.selection import SURE, Report, squared_errors, surely_smaller

@@ -21,18 +21,18 @@ from mvrbm.errors import StorageError
 from mvrbm.estimators.batches import Array
 from mvrbm.estimators.imputer.calibration import Calibration
 from mvrbm.estimators.imputer.correction import FILLED, FILLED_UNBOUNDED, Correction, CorrectionTrainer
-from mvrbm.estimators.imputer.factors import Factors
-from mvrbm.estimators.imputer.linear import Linear
+from mvrbm.estimators.imputer.factor_analysis import Factors
+from mvrbm.estimators.imputer.linear_model import Linear
 from mvrbm.estimators.imputer.masking import Samples, hold_out
 from mvrbm.estimators.imputer.predictor import Predictor
-from mvrbm.estimators.imputer.residuals import Residuals
+from mvrbm.estimators.imputer.residual_covariance import Residuals
 from mvrbm.estimators.imputer.scaling import Scaling, data_range
 from mvrbm.estimators.imputer.selection import choose_linear, entry_weights
 from mvrbm.estimators.inputs import dtype_for, without_wrapper
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names
 from mvrbm.estimators.table_encoding import TableEncoding
-from mvrbm.estimators.undo import undo_on_error
+from mvrbm.estimators.undo_on_error import undo_on_error
 from mvrbm.io.shards import Rows
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.progress import remaining_time

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mvrbm.estimators.imputer.calibration import Calibration
 from mvrbm.estimators.imputer.correction import Correction
-from mvrbm.estimators.imputer.linear import Linear
+from mvrbm.estimators.imputer.linear_model import Linear
 from mvrbm.estimators.imputer.masking import Samples
 from mvrbm.estimators.imputer.scaling import Scaling
 from mvrbm.random import RandomSource

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mvrbm.estimators.imputer import separable, shrunk
-from mvrbm.estimators.imputer.factors import Factors, fit_factors
-from mvrbm.estimators.imputer.linear import Linear
+from mvrbm.estimators.imputer import separable_covariance, shrunk_covariance
+from mvrbm.estimators.imputer.conditional_normal import Normal
+from mvrbm.estimators.imputer.factor_analysis import Factors, fit_factors
+from mvrbm.estimators.imputer.linear_model import Linear
 from mvrbm.estimators.imputer.masking import Samples
-from mvrbm.estimators.imputer.normal import Normal
-from mvrbm.estimators.imputer.residuals import NOISE, Residuals, structures_of_axis
+from mvrbm.estimators.imputer.residual_covariance import NOISE, Residuals, structures_of_axis
 from mvrbm.validation import whole_number
 
 # Maximum number of factors for data with missing entries, which requires solving a linear system for each sample.
@@ -67,14 +67,14 @@ class LinearChoice:
     errors: Tensor  # sum of weighted squared errors on held-out entries, per sample along the first axis
     error: float
     is_separable: bool = False  # whether the model was fitted by `fit_separable`
-    prior: shrunk.Prior | None = None  # prior of the covariance, if the model was fitted by `fit_shrunk`
+    prior: shrunk_covariance.Prior | None = None  # prior of the covariance, if the model was fitted by `fit_shrunk`
 
     def refit(self, x: Tensor, known: Tensor) -> Linear:
         """Return the same model, fitted to the known entries of samples of shape (n, D)."""
         if self.is_separable:
-            return Linear(separable.fit_separable(x, known, self.shape))
+            return Linear(separable_covariance.fit_separable(x, known, self.shape))
         if self.prior is not None:
-            return Linear(shrunk.fit_shrunk(x, known, self.shape, self.prior))
+            return Linear(shrunk_covariance.fit_shrunk(x, known, self.shape, self.prior))
         start, residuals = self.linear.factors.with_noise(1 / self.noise), self.linear.residuals
         factors = fit_to_shown(x, known, start.loadings.shape[1], start).with_noise(self.noise)
         if residuals is not None:
@@ -209,9 +209,9 @@ class Trials:
 
     def try_separable(self) -> LinearChoice | None:
         """Return the model with a covariance that is diagonal in a separable basis, if it is applicable."""
-        if not separable.is_applicable(len(self.samples.x), self.shape):
+        if not separable_covariance.is_applicable(len(self.samples.x), self.shape):
             return None
-        factors = separable.fit_separable(self.samples.x, self.samples.shown, self.shape)
+        factors = separable_covariance.fit_separable(self.samples.x, self.samples.shown, self.shape)
         found = replace(self._choice(Linear(factors), self.independent), is_separable=True)
         self.report(f"sample_axes={self.axes}, separable covariance", found.error)
         return found
@@ -223,14 +223,14 @@ class Trials:
         after each step, among the neighbors of the former weight.
         """
         shown = self.samples.shown
-        if not len(self.tested.x) or not shrunk.is_applicable(shown):
+        if not len(self.tested.x) or not shrunk_covariance.is_applicable(shown):
             return None
-        noises = shrunk.NOISES if self.structures != self.independent else shrunk.NOISES[:1]
-        best: tuple[float, shrunk.ShrunkCovariance, shrunk.Prior] | None = None
+        noises = shrunk_covariance.NOISES if self.structures != self.independent else shrunk_covariance.NOISES[:1]
+        best: tuple[float, shrunk_covariance.ShrunkCovariance, shrunk_covariance.Prior] | None = None
         for noise in noises:
-            prior = shrunk.Prior(self.structures, noise, 1.0, 0)
-            fitted = shrunk.ShrunkCovariance(self.samples.x, shown, self.shape, prior)
-            error, weight = self._best_weight(fitted, shrunk.WEIGHTS)
+            prior = shrunk_covariance.Prior(self.structures, noise, 1.0, 0)
+            fitted = shrunk_covariance.ShrunkCovariance(self.samples.x, shown, self.shape, prior)
+            error, weight = self._best_weight(fitted, shrunk_covariance.WEIGHTS)
             if best is None or error < best[0]:
                 best = error, fitted, replace(prior, weight=weight)
         assert best is not None
@@ -238,8 +238,8 @@ class Trials:
         for _ in range(0 if bool(shown.all()) else _SHRUNK_STEPS):
             before = error
             fitted.step(prior.weight)
-            place = shrunk.WEIGHTS.index(prior.weight)
-            error, weight = self._best_weight(fitted, shrunk.WEIGHTS[max(place - 1, 0) : place + 2])
+            place = shrunk_covariance.WEIGHTS.index(prior.weight)
+            error, weight = self._best_weight(fitted, shrunk_covariance.WEIGHTS[max(place - 1, 0) : place + 2])
             prior = replace(prior, weight=weight, n_steps=prior.n_steps + 1)
             if error > _BETTER_STEP * before:
                 break
@@ -247,7 +247,7 @@ class Trials:
         self.report(f"sample_axes={self.axes}, shrunk covariance", found.error)
         return found
 
-    def _best_weight(self, fitted: shrunk.ShrunkCovariance, weights: Sequence[float]) -> tuple[float, float]:
+    def _best_weight(self, fitted: shrunk_covariance.ShrunkCovariance, weights: Sequence[float]) -> tuple[float, float]:
         """Return the smallest error, and the weight of the prior with this error."""
         return min((self._errors(fitted.normal(weight))[1], weight) for weight in weights)
 

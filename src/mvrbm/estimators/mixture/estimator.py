@@ -28,7 +28,7 @@ from mvrbm.estimators.mixture.selection import FEWEST_SAMPLES, choose
 from mvrbm.estimators.mixture.training import Samples, Stop, Training
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import SavedEstimator, restore_names
-from mvrbm.estimators.undo import undo_on_error
+from mvrbm.estimators.undo_on_error import undo_on_error
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_machine, register, write_machine

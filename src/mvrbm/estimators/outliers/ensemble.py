@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.model_selection import KFold
 
-from mvrbm.estimators.outliers.linear import Blocks, LinearPrediction
+from mvrbm.estimators.outliers.linear_prediction import Blocks, LinearPrediction
 from mvrbm.estimators.outliers.neighbors import Neighbors
 
 Array = NDArray[Any]

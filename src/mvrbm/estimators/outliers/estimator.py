@@ -22,15 +22,15 @@ from mvrbm.estimators.base import check_finite
 from mvrbm.estimators.batches import Array, is_binary, match_bytes
 from mvrbm.estimators.inputs import VISIBLE, as_array, dtype_for, without_wrapper
 from mvrbm.estimators.outliers.ensemble import Ensemble, Range, Spread
-from mvrbm.estimators.outliers.linear import Blocks, LinearPrediction, divide, slabs
-from mvrbm.estimators.outliers.masked import MaskedPrediction
+from mvrbm.estimators.outliers.linear_prediction import Blocks, LinearPrediction, divide, slabs
+from mvrbm.estimators.outliers.masked_prediction import MaskedPrediction
 from mvrbm.estimators.outliers.neighbors import N_DISTANCES, Neighbors
 from mvrbm.estimators.outliers.threshold import threshold
 from mvrbm.estimators.parameters import unit_named
 from mvrbm.estimators.persistence import SavedEstimator, forget_names, restore_names, saved_names
 from mvrbm.estimators.rbm import TVRBM
 from mvrbm.estimators.table_encoding import TableEncoding
-from mvrbm.estimators.undo import undo_on_error
+from mvrbm.estimators.undo_on_error import undo_on_error
 from mvrbm.io.shards import Rows
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import ESTIMATOR, read_machines, register, write_machines

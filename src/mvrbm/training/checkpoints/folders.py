@@ -10,7 +10,7 @@ from mvrbm.errors import StorageError
 from mvrbm.io.atomic import lock, recover_folder
 from mvrbm.training.checkpoints.descents import is_descent
 from mvrbm.training.checkpoints.runs import all_in
-from mvrbm.training.parts import is_part
+from mvrbm.training.part_folders import is_part
 
 # Name of a folder that was being replaced when its process was killed. See mvrbm.io.atomic.
 _FORMER = re.compile(r"\.(.+)\.former")

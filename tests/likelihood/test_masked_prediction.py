@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Poisson, RandomSource
-from mvrbm.likelihood.masked import block_masks, masked_errors
+from mvrbm.likelihood.masked_prediction import block_masks, masked_errors
 
 
 def excess_errors(*arguments, **settings):

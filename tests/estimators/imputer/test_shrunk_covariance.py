@@ -7,7 +7,7 @@ import torch
 from mvrbm import RandomSource
 from mvrbm.estimators.imputer.masking import Samples
 from mvrbm.estimators.imputer.selection import choose_linear
-from mvrbm.estimators.imputer.shrunk import Prior, ShrunkCovariance, fit_shrunk, is_applicable
+from mvrbm.estimators.imputer.shrunk_covariance import Prior, ShrunkCovariance, fit_shrunk, is_applicable
 
 NOISE, WEIGHT = 0.2, 0.5
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mvrbm.compiled import library
-from mvrbm.data import identity
-from mvrbm.data.identity import identity_weights
+from mvrbm.data import sequence_weights
+from mvrbm.data.sequence_weights import identity_weights
 from mvrbm.progress import listening
 
 SHAPES = [(1, 1), (3, 5), (63, 7), (64, 255), (65, 256), (40, 600), (200, 31)]
@@ -34,7 +34,7 @@ def brute_force(codes, threshold):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_weights_are_those_of_all_pairs(monkeypatch, shape, compiled):
     if not compiled:
-        monkeypatch.setattr(identity, "count_similar", lambda *_: None)
+        monkeypatch.setattr(sequence_weights, "count_similar", lambda *_: None)
     elif library("_identity") is None:
         pytest.skip("no compiled code")
     codes = family(*shape)

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from mvrbm.backends.base import UpdateSettings
-from mvrbm.backends.cuda.epochs import KernelBackend, RunShape, default_precision, launches_overlap, power_of_two
+from mvrbm.backends.cuda.kernel_backend import (
+    KernelBackend,
+    RunShape,
+    default_precision,
+    launches_overlap,
+    power_of_two,
+)
 from mvrbm.backends.layout import LayerLayout, Layout
 from mvrbm.backends.packing import Packing
 from mvrbm.couplings.base import equalize_norms

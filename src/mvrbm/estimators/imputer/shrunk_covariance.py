@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mvrbm.estimators.imputer.factors import Factors, moments
-from mvrbm.estimators.imputer.normal import Normal
-from mvrbm.estimators.imputer.residuals import Residuals
+from mvrbm.estimators.imputer.conditional_normal import Normal
+from mvrbm.estimators.imputer.factor_analysis import Factors, moments
+from mvrbm.estimators.imputer.residual_covariance import Residuals
 
 # Maximum number of entries in a sample, because the model has as many factors.
 _MOST_ENTRIES = 1600

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mvrbm.estimators.imputer.factors import Factors
+from mvrbm.estimators.imputer.factor_analysis import Factors
 from mvrbm.units.whitened import mode_products
 
 # Maximum number of steps of the conjugate gradient method, and the squared relative error at which it stops.

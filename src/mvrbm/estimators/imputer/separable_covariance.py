@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mvrbm.estimators.imputer.factors import Factors
+from mvrbm.estimators.imputer.factor_analysis import Factors
 from mvrbm.estimators.mixture import MatrixMixture
 from mvrbm.estimators.mixture.conditional import Conditional
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mvrbm.estimators.imputer.factors import Factors
-from mvrbm.estimators.imputer.residuals import Residuals
+from mvrbm.estimators.imputer.factor_analysis import Factors
+from mvrbm.estimators.imputer.residual_covariance import Residuals
 from mvrbm.random import RandomSource
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from mvrbm.estimators.imputer import normal as normal_module
-from mvrbm.estimators.imputer.factors import Factors
-from mvrbm.estimators.imputer.normal import Normal
+from mvrbm.estimators.imputer import conditional_normal as normal_module
+from mvrbm.estimators.imputer.conditional_normal import Normal
+from mvrbm.estimators.imputer.factor_analysis import Factors
 
 
 def some_data(size=6, n=7):

@@ -22,8 +22,8 @@ from mvrbm import (
     RandomSource,
     Sweep,
 )
+from mvrbm.data.sample_weights import SampleWeights
 from mvrbm.data.sources import as_source
-from mvrbm.data.weights import SampleWeights
 from mvrbm.errors import StorageError
 from mvrbm.models import mvrbm
 from mvrbm.training import Callback, Checkpoint, Recipe, Trainer

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mvrbm.compiled.identity import count_similar
+from mvrbm.compiled.sequence_identity import count_similar
 from mvrbm.progress import report
 from mvrbm.validation import number
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mvrbm.estimators.imputer.factors import Factors
-from mvrbm.estimators.imputer.residuals import Residuals
+from mvrbm.estimators.imputer.factor_analysis import Factors
+from mvrbm.estimators.imputer.residual_covariance import Residuals
 
 
 def random_residuals(sizes, seed=0):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mvrbm.estimators.base import as_rows
 from mvrbm.estimators.batches import ROWS_AT_ONCE, batches
 from mvrbm.estimators.inputs import VISIBLE
-from mvrbm.likelihood.masked import block_masks, masked_errors
+from mvrbm.likelihood.masked_prediction import block_masks, masked_errors
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 

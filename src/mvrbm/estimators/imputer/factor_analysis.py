@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.couplings import Dense
-from mvrbm.estimators.imputer.normal import Normal
+from mvrbm.estimators.imputer.conditional_normal import Normal
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.units import Gaussian

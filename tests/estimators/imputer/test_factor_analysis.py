@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mvrbm import RandomSource
-from mvrbm.estimators.imputer.factors import Factors, fit_factors
+from mvrbm.estimators.imputer.factor_analysis import Factors, fit_factors
 from mvrbm.sampling import conditional_mean
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.covariance import ledoit_wolf
 
-from mvrbm.estimators.imputer.factors import Factors
-from mvrbm.estimators.outliers.linear import LinearPrediction, divide, slabs
+from mvrbm.estimators.imputer.factor_analysis import Factors
+from mvrbm.estimators.outliers.linear_prediction import LinearPrediction, divide, slabs
 
 
 def samples(n, size):

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from mvrbm import MatrixMixture
-from mvrbm.estimators.imputer.separable import fit_separable
+from mvrbm.estimators.imputer.separable_covariance import fit_separable
 
 
 def test_conditional_means_are_those_of_the_mixture():
