@@ -134,9 +134,11 @@ DRAWN_UNITS: dict[str, tuple[type[Unit], Callable[[Any, Any], Any]]] = {
     "rectified": (Rectified, lambda t, normal: np.maximum(0, t + normal / np.sqrt(1 + np.exp(-t))))
 }
 
-# Units whose one site is the whole array, with an energy that is not quadratic: `units/test_whitened.py` compares them
-# with dense mixtures of Gaussians, and all other tests of single units run on them.
-WHOLE_UNITS: dict[str, Callable[[tuple[int, ...]], Unit]] = {
+# Units whose energy is not quadratic: `units/test_whitened.py` and `units/test_double_rectified.py` compare them with
+# their definitions, and all other tests of single units run on them.
+OTHER_UNITS: dict[str, Callable[[tuple[int, ...]], Unit]] = {
+    "drelu": units.DoubleRectified,
+    "drelu-tied": lambda shape: units.DoubleRectified(shape, bias_shape=(1, *shape[1:])),
     "whitened": lambda shape: units.WhitenedMixture(shape, n_components=2, n_contrasts=2),
     "whitened-level": lambda shape: units.WhitenedMixture(
         shape, n_components=3, n_contrasts=1, gate=False, level=True, means="shared"

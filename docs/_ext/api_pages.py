@@ -142,7 +142,7 @@ GROUPS = [
     ),
     (
         "models",
-        "mvrbm: Bernoulli Gaussian Categorical Poisson Counts Rectified WhitenedMixture",
+        "mvrbm: Bernoulli Gaussian Categorical Poisson Counts DoubleRectified Rectified WhitenedMixture",
     ),
     ("models", "mvrbm: Kronecker CP Tucker MPO Dense"),
     (

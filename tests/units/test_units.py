@@ -11,17 +11,17 @@ from scipy import integrate, stats
 from given_numbers import GivenNumbers
 from mvrbm import Bernoulli, Categorical, Gaussian, RandomSource
 from mvrbm.units import make_unit, unit_names
-from tables import UNITS, VARIANTS, WHOLE_UNITS, generator, random_layer
+from tables import OTHER_UNITS, UNITS, VARIANTS, generator, random_layer
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 SHAPES = [(3,), (2, 3), (2, 1, 2)]
 EVERY = list(itertools.product(VARIANTS, SHAPES))
-WITH_WHOLE = EVERY + list(itertools.product(WHOLE_UNITS, SHAPES))
-UNTIED = [name for name in (*VARIANTS, *WHOLE_UNITS) if "tied" not in name]
+WITH_OTHERS = EVERY + list(itertools.product(OTHER_UNITS, SHAPES))
+UNTIED = [name for name in (*VARIANTS, *OTHER_UNITS) if "tied" not in name]
 
 
 def unit_named(variant, shape):
-    unit, rng = (VARIANTS | WHOLE_UNITS)[variant](shape).double(), generator(f"{variant} {shape}")
+    unit, rng = (VARIANTS | OTHER_UNITS)[variant](shape).double(), generator(f"{variant} {shape}")
     with torch.no_grad():
         for parameter in unit.parameters():
             parameter.copy_(torch.from_numpy(0.6 * rng.standard_normal(parameter.shape)))
@@ -75,7 +75,7 @@ def test_log_normalizer_and_mean_site_by_site(variant, shape):
         torch.testing.assert_close(unit.mean(field)[row].flatten(), means, **TOLERANCE)
 
 
-@pytest.mark.parametrize(("variant", "shape"), WITH_WHOLE)
+@pytest.mark.parametrize(("variant", "shape"), WITH_OTHERS)
 def test_mean_is_the_slope_of_the_log_normalizer(variant, shape):
     unit = unit_named(variant, shape)
     field = field_for(unit).requires_grad_()
@@ -97,7 +97,7 @@ def test_energy_is_a_sum_over_sites(variant, shape):
     torch.testing.assert_close(unit.statistic(x).flatten(1), flat / own.scale)
 
 
-@pytest.mark.parametrize(("variant", "shape"), WITH_WHOLE)
+@pytest.mark.parametrize(("variant", "shape"), WITH_OTHERS)
 def test_gradients_are_those_of_autograd(variant, shape):
     unit = unit_named(variant, shape)
     x, field = random_layer(unit, 5, generator("x")), field_for(unit, 5)
@@ -196,7 +196,7 @@ def test_draws_at_evenly_spaced_numbers_have_the_distribution(variant):
         torch.testing.assert_close(found, expected, rtol=0, atol=1.5 / n)
 
 
-@pytest.mark.parametrize(("variant", "shape"), WITH_WHOLE)
+@pytest.mark.parametrize(("variant", "shape"), WITH_OTHERS)
 def test_large_fields_stay_finite(variant, shape):
     unit = unit_named(variant, shape)
     for size in (-1e4, 1e4):
@@ -212,9 +212,9 @@ def moments(x):
     return x.mean(0), x.var(0, correction=0), len(x)
 
 
-@pytest.mark.parametrize("variant", [*VARIANTS, *WHOLE_UNITS])
+@pytest.mark.parametrize("variant", [*VARIANTS, *OTHER_UNITS])
 def test_moments_may_be_on_another_device_than_the_unit(variant):
-    unit = (VARIANTS | WHOLE_UNITS)[variant]((2, 3)).to("meta")  # a device that every machine has
+    unit = (VARIANTS | OTHER_UNITS)[variant]((2, 3)).to("meta")  # a device that every machine has
     unit.initialize_from(torch.full((2, 3), 0.4), torch.full((2, 3), 0.2), 10)
     assert {parameter.device.type for parameter in unit.parameters()} == {"meta"}
 
@@ -297,7 +297,7 @@ def test_every_unit_starts_at_the_mean_of_the_data(variant):
 # -- valid and invalid data -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("variant", "shape"), WITH_WHOLE)
+@pytest.mark.parametrize(("variant", "shape"), WITH_OTHERS)
 def test_examples_are_valid_data(variant, shape):
     unit = unit_named(variant, shape)
     x = unit.example(50, RandomSource(0))
@@ -330,7 +330,7 @@ def test_the_first_name_of_a_row_builds_the_unit(name):
 # -- in networks and fast paths ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("variant", "shape"), WITH_WHOLE)
+@pytest.mark.parametrize(("variant", "shape"), WITH_OTHERS)
 @torch.no_grad()
 def test_inverse_scale_is_that_of_the_statistic(variant, shape):
     unit = unit_named(variant, shape)
@@ -365,7 +365,7 @@ def test_absorbing_a_field_gives_the_same_distribution(variant):
 # -- geometry and looks -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("variant", "shape"), WITH_WHOLE)
+@pytest.mark.parametrize(("variant", "shape"), WITH_OTHERS)
 def test_config_builds_the_unit_again(variant, shape):
     unit = unit_named(variant, shape)
     again = type(unit)(**unit.config()).double()

@@ -11,6 +11,7 @@ from mvrbm.units.base import unit_names as unit_names
 from mvrbm.units.bernoulli import Bernoulli as Bernoulli
 from mvrbm.units.categorical import Categorical as Categorical
 from mvrbm.units.counts import Counts as Counts
+from mvrbm.units.double_rectified import DoubleRectified as DoubleRectified
 from mvrbm.units.gaussian import Gaussian as Gaussian
 from mvrbm.units.poisson import Poisson as Poisson
 from mvrbm.units.rectified import Rectified as Rectified
