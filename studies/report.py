@@ -12,6 +12,7 @@ import base64
 import html
 import json
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ __all__ = [
     "summary",
     "verdict",
     "worse",
+    "wrapped",
     "write_text",
 ]
 
@@ -384,6 +386,11 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with replace_file(path) as file:
         file.write(text.encode())
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Break a paragraph of Markdown into lines of at most 120 characters; `indent` starts all lines but the first."""
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

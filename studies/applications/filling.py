@@ -23,7 +23,7 @@ __all__ = ["EPOCHS", "PARTS", "TOOLS", "missing", "plan", "table"]
 
 Array = NDArray[Any]
 #: Parts of an image that are missing.
-PARTS = ("right half", "50 % of the pixels", "80 % of the pixels")
+PARTS = ("right half", "50% of the pixels", "80% of the pixels")
 #: Numbers of epochs after which faces are filled in: the error must not grow with training.
 EPOCHS = (1, 2, 4, 8, 16, 32, 64, 128)
 # Settings of PCA with ridge regression to choose from.

@@ -27,7 +27,7 @@ __all__ = ["KINDS", "OURS", "SETS", "TOOLS", "hide", "plan", "probabilistic_pca"
 Array = NDArray[Any]
 #: Name of our tool.
 OURS = "mvrbm"
-#: Kinds of missing entries: 20 % or 50 % of all entries, or a block of each sample.
+#: Kinds of missing entries: 20% or 50% of all entries, or a block of each sample.
 KINDS = ("20", "50", "block")
 # Tensors without an obvious axis of samples.
 _TENSORS = ("kinetic", "covid19")
@@ -87,7 +87,7 @@ SETS: dict[str, Callable[[str | None], Array]] = {
 
 
 def hide(shape: Sequence[int], kind: str, seed: int = 0) -> Array:
-    """Return a mask of missing entries: 20 % or 50 % of all, or a box of half of every side (a quarter for vectors)."""
+    """Return a mask of missing entries: 20% or 50% of all, or a box of half of every side (a quarter for vectors)."""
     rng = np.random.default_rng(seed)
     if kind != "block":
         return rng.random(shape) < int(kind) / 100

@@ -121,7 +121,7 @@ def plant_defects(images: Array, rng: np.random.Generator) -> tuple[Array, Array
 
 
 def share_found(maps: Array, where: Array) -> float:
-    """Return the share of maps whose top 5 % contain most of the defect."""
+    """Return the share of maps whose top 5% contain most of the defect."""
     rows, planted = _rows(maps), _rows(where)
     top = rows >= np.quantile(rows, 1 - _TOP, axis=1, keepdims=True)
     found = (top & planted).sum(1) > planted.sum(1) / 2
@@ -140,7 +140,7 @@ def table(store: Store, plan: Sequence[Run]) -> dict[str, dict[str, float]]:
         found["mean of the families"] = _means(list(families.values()))
     if "mnist" in families:
         shares = [store.numbers(run)["defects_found"] for run in runs if run.settings["family"] == "mnist"]
-        found["mnist, share of defects in the top 5 % of the map"] = {OURS: float(np.mean(shares))}
+        found["mnist, share of defects in the top 5% of the map"] = {OURS: float(np.mean(shares))}
     return found
 
 

@@ -12,11 +12,11 @@ from mvrbm.errors import StorageError
 from studies.applications.imputation import OURS
 from studies.arguments import Command, Options, add_parts, add_study_options
 from studies.report import OURS as OUR_COLOR
-from studies.report import Drawing, blank, draw_all, legend_below, markdown_table, write_text
+from studies.report import Drawing, blank, draw_all, legend_below, markdown_table, wrapped, write_text
 from studies.runner import run_plan
 from studies.runs import Place, Rows, read_object, write_json
 
-__all__ = ["APPLICATIONS", "COMMANDS", "draw", "multiples", "page"]
+__all__ = ["APPLICATIONS", "COMMANDS", "best", "draw", "multiples", "page"]
 
 #: Results of one application, by task and then by tool.
 Tasks = Mapping[str, Mapping[str, float | None]]
@@ -26,21 +26,58 @@ def _nearest_to_wanted(shares: Iterable[float], default: float | None) -> float 
     return min(shares, key=lambda share: abs(share - 0.02), default=default)
 
 
-#: What the numbers of an application are, and how to choose the best. The module of the same name has `plan()`, which
-#: returns the runs, and `table(store, plan)`, which returns their results.
+#: What the table of an application shows, and how to choose the best number of a row. The module of the same name has
+#: `plan()`, which returns the runs, and `table(store, plan)`, which returns their results.
 APPLICATIONS: dict[str, tuple[str, Callable[..., float | None]]] = {
-    "imputation": ("Root mean squared error of missing entries; lower is better.", min),
-    "subsets": ("Root mean squared error of missing entries of small parts of data sets; lower is better.", min),
-    "filling": ("Mean squared error of missing pixels of test images; lower is better.", min),
-    "outliers": ("Area under the ROC curve, mean over tasks; higher is better.", max),
-    "unseen": (
-        "Area under the ROC curve on data that took no part in the design of the detector; higher is better. Shares "
-        "of false alarms: 0.02 is wanted.",
+    "imputation": (
+        "The table shows the root mean squared error of missing entries; lower is better. The best result is bold. In "
+        'the names of tasks, 20 and 50 are percentages of missing entries, and "block" means that a block of each '
+        "sample is missing.",
+        min,
+    ),
+    "subsets": (
+        "The table shows the root mean squared error of missing entries in small parts of data sets; lower is better. "
+        'The best result is bold. In the names of tasks, "gap" means that a fifth of the last axis of each sample is '
+        'missing, and "channel" that an entire channel is missing. The other names are explained above. `mvrbm-linear` '
+        "is the imputer without its trained correction.",
+        min,
+    ),
+    "filling": (
+        "The table shows the mean squared error of missing pixels of test images; lower is better. The best result is "
+        "bold. Rows that end in a number of epochs show the error of `mvrbm` after it was trained for that many "
+        "epochs.",
+        min,
+    ),
+    "outliers": (
+        "The table shows the area under the ROC curve, averaged over the tasks of each family of data; higher is "
+        "better. The best result is bold. The row on defects shows the fraction of artificial defects that the "
+        "detector's maps locate: a defect is located if most of its pixels are among the most unusual 5% of the map.",
         max,
     ),
-    "alarms": ("Share of new normal samples that are reported as outliers; 0.02 is wanted.", _nearest_to_wanted),
-    "topics": ("Perplexity of the unseen halves of documents; lower is better.", min),
+    "unseen": (
+        "The table shows the area under the ROC curve on families of data that were not used to design the detector; "
+        "higher is better. The rows for false alarms show the fraction of normal samples that are reported as "
+        "outliers, which should be 0.02. The best result is bold.",
+        max,
+    ),
+    "alarms": (
+        "The table shows the fraction of new normal samples that are reported as outliers, which should be 0.02. The "
+        "best result is bold.",
+        _nearest_to_wanted,
+    ),
+    "topics": (
+        "Each tool reads half of the words of test documents and predicts the other half. The table shows the "
+        "perplexity of the predicted words; lower is better. The best result is bold. `unigram` predicts the word "
+        "frequencies of the training documents, and `nmf-kl` is NMF with the Kullback-Leibler divergence.",
+        min,
+    ),
 }
+
+
+def best(application: str, task: str, values: Iterable[float | None]) -> float | None:
+    """Return the best result of a task. Shares of false alarms are best near 0.02, whatever the application."""
+    choose = _nearest_to_wanted if task.startswith("false alarms") else APPLICATIONS[application][1]
+    return choose((value for value in values if value is not None), default=None)
 
 
 # -- the figure -------------------------------------------------------------------------------------
@@ -48,6 +85,11 @@ APPLICATIONS: dict[str, tuple[str, Callable[..., float | None]]] = {
 # Larger multiples are drawn at the edge of the figure.
 _LARGEST = 8.0
 _MARKERS = "sD^v<>pPX*"
+_FIGURE = "The error of every tool on every task"
+_CAPTION = (
+    "The figure shows the error of every tool on every task, as a multiple of the smallest error on that task. For "
+    "outliers, the error is one minus the area under the ROC curve. The shaded range is within 5% of the best tool."
+)
 
 
 def multiples(application: str, tasks: Tasks) -> dict[str, dict[str, float]]:
@@ -102,34 +144,32 @@ def draw(tables: Mapping[str, Tasks]) -> Drawing | None:
     axes[-1].minorticks_off()
     axes[-1].set_xlabel("error, as a multiple of the smallest one")
     legend_below(canvas, list(axes), 5)
-    return Drawing(
-        canvas,
-        "Errors of all tools on all tasks, as multiples of the smallest one",
-        "Every tool on every task: its error as a multiple of the smallest one (outliers: one minus the area under the "
-        "curve). The shaded range is within 5 % of the best.",
-    )
+    return Drawing(canvas, _FIGURE, _CAPTION)
 
 
 # -- the page ---------------------------------------------------------------------------------------
 
 
+_LEAD = (
+    "This page compares `mvrbm` with other tools on imputation, outlier detection and topic models. Numbers are means "
+    "over two random seeds in the section Outliers, ten in Alarms and three in Topics. The other sections use one "
+    "seed. A dash means that the tool takes too long or was not run. `5-nearest` uses the five nearest neighbors, "
+    "`ppca` is probabilistic PCA, and `lof` is the local outlier factor."
+)
+
+
 def page(tables: Mapping[str, Tasks]) -> str:
     """Return the page in Markdown: one table per application, one row per task, one column per tool."""
-    sections = [
-        "# Applications",
-        "Means over seeds. A dash means that the tool takes too long, or was not run.",
-        "![](figures/applications.png)",
-    ]
+    sections = ["# Applications", wrapped(_LEAD), f"![{_FIGURE}](figures/applications.png)", wrapped(_CAPTION)]
     for name, tasks in tables.items():
         tools = list(dict.fromkeys(tool for values in tasks.values() for tool in values))
-        meaning, choose = APPLICATIONS[name]
         rows = []
         for task, values in tasks.items():
-            best = choose((value for value in values.values() if value is not None), default=None)
-            rows.append([task, *(_number(values.get(tool), values.get(tool) == best) for tool in tools)])
+            bold = best(name, task, values.values())
+            rows.append([task, *(_number(values.get(tool), values.get(tool) == bold) for tool in tools)])
         sections += [
             f"## {name.capitalize()}",
-            f"{meaning} The best result is bold.",
+            wrapped(APPLICATIONS[name][0]),
             markdown_table(["task", *tools], rows),
             f"`python -m studies applications {name}`",
         ]

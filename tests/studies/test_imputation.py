@@ -1,6 +1,7 @@
 """The application imputation: the missing entries, low-rank tools on a matrix of low rank, and the page."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,3 +103,9 @@ def test_the_figure_has_multiples_of_the_best_result():
     assert page.multiples("imputation", tables["imputation"])["digits, 20"] == pytest.approx({"mean": 3, "mvrbm": 1})
     assert page.multiples("outliers", tables["outliers"]) == {"wine": pytest.approx({"lof": 1, "mvrbm": 2})}
     assert [ax.get_title() for ax in page.draw(tables).canvas.axes] == ["imputation", "outliers"]
+
+
+def test_the_stored_page_is_the_one_that_the_study_writes():
+    folder = Path(__file__).parents[2] / "results/applications"
+    tables = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert page.page(tables) == (folder / "README.md").read_text(encoding="utf-8")

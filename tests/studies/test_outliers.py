@@ -93,3 +93,10 @@ def test_unseen_results_are_means_over_tasks_and_families(tmp_path):
     assert found["mean of the families, 50 training samples"]["mvrbm"] == pytest.approx(0.25)
     assert found["false alarms, 50 training samples"]["mvrbm"] == pytest.approx(0.02)
     assert not any("200" in name for name in found)  # no results yet
+
+
+def test_false_alarms_nearest_to_the_wanted_share_are_bold():
+    areas, alarms_of = {"mvrbm": 0.7, "lof": 0.6}, {"mvrbm": 0.024, "lof": 0.056}
+    text = page.page({"unseen": {"mean of the families, 50": areas, "false alarms, 50": alarms_of}})
+    assert "| mean of the families, 50 | **0.7** | 0.6 |" in text
+    assert "| false alarms, 50 | **0.024** | 0.056 |" in text
