@@ -158,7 +158,7 @@ def _with_vector(seed: int, rng: np.random.Generator) -> tuple[Array, Array, Arr
 
 
 def _with_category(seed: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-    """Return letters, their labels, and a category: the letter in 60 % of the samples."""
+    """Return letters, their labels, and a category: the letter in 60% of the samples."""
     x, y = letters(2000, 10 + seed)
     read = np.where(rng.random(len(y)) < 0.6, y, rng.integers(0, 26, len(y)))
     return x, y, np.eye(26, dtype=np.uint8)[read]

@@ -21,7 +21,7 @@ __all__ = ["FILTER_SETTINGS", "choose_filters", "compare", "filters", "one_pass"
 
 Array = NDArray[Any]
 
-#: Settings of the filters, chosen by :func:`choose_filters` on 300 training nines with 10 % salt and pepper.
+#: Settings of the filters, chosen by :func:`choose_filters` on 300 training nines with 10% salt and pepper.
 FILTER_SETTINGS: dict[str, dict[str, float]] = {
     "total-variation": {"weight": 0.2},
     "non-local-means": {"h": 0.2, "patch_size": 5, "patch_distance": 9},

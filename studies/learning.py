@@ -95,7 +95,7 @@ def relative_error(machine: BoltzmannMachine, data: Any) -> float:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and half the width of its 95 % confidence interval."""
+    """Return the mean and half the width of its 95% confidence interval."""
     found = Measured(tuple(values))
     return found.mean, found.interval
 

@@ -94,7 +94,7 @@ class Measured:
 
     @property
     def interval(self) -> float | None:
-        """Half the width of the 95 % confidence interval of the mean (Student's t), or None for a single subset."""
+        """Half the width of the 95% confidence interval of the mean (Student's t), or None for a single subset."""
         if self.std is None:
             return None
         from scipy.stats import t

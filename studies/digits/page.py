@@ -483,7 +483,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "comparable-toolbox",
-        "With sufficient samples it is comparable to the others (4.2). Tested: within 1 % of the best, toolbox's "
+        "With sufficient samples it is comparable to the others (4.2). Tested: within 1% of the best, toolbox's "
         "settings.",
         _comparable("toolbox"),
         "For some networks one epoch of many samples is enough.",
@@ -524,7 +524,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "as-good",
-        "It is comparable to the classic RBM (5). Tested: reconstruction error at most 10 % larger after the same "
+        "It is comparable to the classic RBM (5). Tested: reconstruction error at most 10% larger after the same "
         "epochs.",
         _growing("error", "{:.4f}".format, " per pixel", most=1.1),
         "One bilinear map has a small part of the classic RBM's freedom. A higher rank restores it step by step.",
@@ -674,7 +674,7 @@ def draw_denoising(evidence: Evidence) -> Drawing | None:
     return Drawing(
         _rows_of_images(rows),
         "Nines: original, with black and white speckles, and denoised by three methods",
-        f"Test nines with 10 % salt and pepper, hidden {hidden[0]}x{hidden[1]}, the paper's recipe. The numbers are "
+        f"Test nines with 10% salt and pepper, hidden {hidden[0]}x{hidden[1]}, the paper's recipe. The numbers are "
         "means over all test nines and subsets. The counterpart of the paper's Figure 1.",
     )
 
@@ -768,7 +768,7 @@ def _log_error(ax: Axes, x_label: str) -> None:
         if len(ticks) >= 4:
             break
     ax.yaxis.set_major_locator(FixedLocator(ticks))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_minor_locator(FixedLocator([]))
     if ax.get_xlim()[1] < 30 * ax.get_xlim()[0]:
@@ -1001,9 +1001,9 @@ def _numbers_tables(found: Mapping[str, Any], evidence: Evidence) -> list[Table]
     timed = f" Training: seconds of one training run, on {where}." if where else ""
     captions = {
         "error": "Share of misclassified test digits, 1-NN on hidden probabilities. Means over random subsets ± "
-        f"half the width of their 95 % interval (number of subsets). ✓: no worse than the paper, or reached.{timed}",
+        f"half the width of their 95% interval (number of subsets). ✓: no worse than the paper, or reached.{timed}",
         "reconstruction": "Sum over the pixels of an image, after one pass up and down.",
-        "denoising": "Test nines with 10 % salt and pepper: mean PSNR of our denoiser, and how far that is above the "
+        "denoising": "Test nines with 10% salt and pepper: mean PSNR of our denoiser, and how far that is above the "
         "3x3 median filter's.",
     }
     titles = {"error": "error of 1-NN", "reconstruction": "squared error per image", "denoising": "denoising"}

@@ -481,7 +481,7 @@ def _numbers_table(found: Mapping[str, Any]) -> Table:
             ]
         )
     caption = (
-        "Means over random choices of patches ± half the width of their 95 % interval (number of choices). In the "
+        "Means over random choices of patches ± half the width of their 95% interval (number of choices). In the "
         "paper's protocol RGB is reduced and enlarged, and luminance compared up to the border; in the "
         "literature's luminance alone is reduced and enlarged, and the border shaved."
     )
