@@ -133,8 +133,8 @@ GROUPS = [
     (
         "learning",
         "mvrbm.updates.gradient: contrast contrast_by_autograd Centering mvrbm.updates.step: step balance "
-        "normalize learning_rates mvrbm.updates.initialization: initialize "
-        "mvrbm.updates.learning_rate: safe_rates",
+        "normalize mvrbm.updates.initialization: initialize "
+        "mvrbm.updates.learning_rate: learning_rates safe_rates",
     ),
     (
         "sharing",

@@ -9,8 +9,9 @@ import torch
 
 from mvrbm import Bernoulli, BoltzmannMachine, Kronecker
 from mvrbm.training import Callback, DivergenceError, EarlyStopping, Recipe, TensorBoard, Trainer
+from mvrbm.updates.learning_rate import learning_rates
 from mvrbm.updates.recipe import RECIPES
-from mvrbm.updates.step import LARGEST_FACTOR, balance, check_size, gains_of, learning_rates, normalize, step
+from mvrbm.updates.step import LARGEST_FACTOR, balance, check_size, gains_of, normalize, step
 
 FACTORS, BIASES = {"U": (3, 4, 5), "V": (3, 6, 2)}, {"b": (5, 2), "c": (4, 6)}
 

@@ -1,6 +1,6 @@
-"""Learning rates that are safe for given data, derived from bounds on the curvature of the likelihood.
+"""Learning rates: their decay, and values that are safe for given data if the recipe has no learning rate.
 
-They are used if the recipe has no learning rate. How learning rates decay is in :mod:`mvrbm.updates.step`.
+Safe learning rates are derived from bounds on the curvature of the likelihood.
 """
 
 import math
@@ -26,6 +26,31 @@ _GAUSSIAN_RATE = 0.25
 _LARGEST_PER_COLUMN = 2.0
 #: Total variance below which the data is considered nearly constant.
 LEAST_POWER = 0.1
+
+
+def initial_rates(recipe: Recipe) -> tuple[float, float]:
+    """Return the learning rates for factors and biases before decay. Raise ValueError if no learning rate is set."""
+    if recipe.learning_rate is None:
+        raise ValueError("the recipe has no learning rate: Trainer.prepare computes it from the data")
+    rate = recipe.learning_rate
+    return rate, rate if recipe.bias_learning_rate is None else recipe.bias_learning_rate
+
+
+def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:
+    r"""Return the learning rates for factors and biases, :math:`\eta (1 - t / T) / \sqrt{1 + t / \text{rate\_decay}}`.
+
+    Here, :math:`\eta` is the initial learning rate, and `t` is the update index, which starts at 0. `T` is the number
+    of planned updates if the recipe uses linear decay, and infinity otherwise. If `update` is a tensor, the rates are
+    also tensors, so a CUDA graph can compute them.
+    """
+    rate, bias_rate = initial_rates(recipe)
+    slowness = recipe.rate_decay or math.inf
+    planned = (recipe.planned_updates if recipe.linear_decay else None) or math.inf
+    if isinstance(update, Tensor):
+        decays = (1 + update / slowness).rsqrt() * (1 - update / planned).clamp(min=0)
+        return decays * rate, decays * bias_rate
+    decay = max(0.0, 1 - update / planned) / math.sqrt(1 + update / slowness)
+    return rate * decay, bias_rate * decay
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The update rule: normalization, weight decay, momentum, learning rates and divergence checks.
+"""The update rule: normalization, weight decay, momentum, and divergence checks.
 
 Backends written in Python call these functions. The Triton kernels and the C code implement the same rule in fused
 form. Tests compare these implementations with the functions in this module.
@@ -35,31 +35,6 @@ LARGEST_OVERSHOOT = 2.0
 LARGEST_FACTOR = 1e6
 # Maximum product of the largest absolute values in the factors of a coupling.
 LARGEST_WEIGHT = 1e7
-
-
-def initial_rates(recipe: Recipe) -> tuple[float, float]:
-    """Return the learning rates for factors and biases before decay. Raise ValueError if no learning rate is set."""
-    if recipe.learning_rate is None:
-        raise ValueError("the recipe has no learning rate: Trainer.prepare computes it from the data")
-    rate = recipe.learning_rate
-    return rate, rate if recipe.bias_learning_rate is None else recipe.bias_learning_rate
-
-
-def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:
-    r"""Return the learning rates for factors and biases, :math:`\eta (1 - t / T) / \sqrt{1 + t / \text{rate\_decay}}`.
-
-    Here, :math:`\eta` is the initial learning rate, and `t` is the update index, which starts at 0. `T` is the number
-    of planned updates if the recipe uses linear decay, and infinity otherwise. If `update` is a tensor, the rates are
-    also tensors, so a CUDA graph can compute them.
-    """
-    rate, bias_rate = initial_rates(recipe)
-    slowness = recipe.rate_decay or math.inf
-    planned = (recipe.planned_updates if recipe.linear_decay else None) or math.inf
-    if isinstance(update, Tensor):
-        decays = (1 + update / slowness).rsqrt() * (1 - update / planned).clamp(min=0)
-        return decays * rate, decays * bias_rate
-    decay = max(0.0, 1 - update / planned) / math.sqrt(1 + update / slowness)
-    return rate * decay, bias_rate * decay
 
 
 def normalize(gradients: Iterable[tuple[Tensor, Tensor]]) -> None:

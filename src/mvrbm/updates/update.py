@@ -40,10 +40,11 @@ from mvrbm.data.sources import Source
 from mvrbm.distributed import World
 from mvrbm.sampling import Layers
 from mvrbm.updates.gradient import WHOLE, Gradient, Reduce, Share, contrast, contrast_by_autograd
+from mvrbm.updates.learning_rate import learning_rates
 from mvrbm.updates.negative import NegativePhase
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState, is_factor
-from mvrbm.updates.step import Move, gains_of, learning_rates, normalize, step
+from mvrbm.updates.step import Move, gains_of, normalize, step
 
 
 @dataclass(frozen=True)

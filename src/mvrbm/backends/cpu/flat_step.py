@@ -12,8 +12,9 @@ from torch import Tensor
 from mvrbm.backends.cpu.flat_arrays import FlatArrays
 from mvrbm.backends.layout import factor_gains
 from mvrbm.devices import one_thread
+from mvrbm.updates.learning_rate import learning_rates
 from mvrbm.updates.recipe import Recipe
-from mvrbm.updates.step import Move, learning_rates, normalize, safe_gain, step
+from mvrbm.updates.step import Move, normalize, safe_gain, step
 from mvrbm.validation import all_finite
 
 

@@ -22,9 +22,10 @@ from mvrbm.cuda_graphs import capture
 from mvrbm.data.sources import Source
 from mvrbm.extras import triton_runs_on
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.updates.learning_rate import initial_rates
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
-from mvrbm.updates.step import fail, first_not_finite, initial_rates
+from mvrbm.updates.step import fail, first_not_finite
 
 # Number of updates between two checks for divergence. A check synchronizes with the GPU.
 _UPDATES_UNCHECKED = 5000
