@@ -195,12 +195,12 @@ def test_bad_input_gives_one_line(place, capsys, arguments, message):
 def test_columns_have_the_same_types_as_in_the_training_data(place, capsys):
     pytest.importorskip("pandas")
     kinds = [("1", "2", "A")[n % 3] for n in range(60)]
-    rows = [f"{kind if n % 7 else ''},{5 * 'A12'.index(kind) + n % 4 / 10}" for n, kind in enumerate(kinds)]
+    rows = [f"{kind if n % 7 else ''},{5 * '1A2'.index(kind) + n % 4 / 10}" for n, kind in enumerate(kinds)]
     (place / "all.csv").write_text("\n".join(["kind,x", *rows]))
-    (place / "some.csv").write_text("kind,x\n1,5.1\n,5.2\n2,10.2\n,10.1\n")
+    (place / "some.csv").write_text("kind,x\n1,0.1\n,0.2\n2,10.2\n,10.1\n")
     assert main(["impute", "some.csv", "a.csv", "--train", "all.csv", "--save", "model", "--quiet"]) == 0
     assert main(["impute", "some.csv", "b.csv", "--model", "model"]) == 0
-    expected = "kind,x\n1,5.1\n1,5.2\n2,10.2\n2,10.1\n"
+    expected = "kind,x\n1,0.1\n1,0.2\n2,10.2\n2,10.1\n"
     assert (place / "a.csv").read_text() == expected
     assert (place / "b.csv").read_text() == expected
     (place / "other.csv").write_text("kind,x\nB,5.1\n")
