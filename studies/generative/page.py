@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ import mvrbm
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
 from studies.arguments import Command, Options, UsageError, add_options, add_parts, count, not_negative, say
+from studies.baselines.judge import CONFIDENT
 from studies.data import DIGITS
 from studies.generative.plan import GROUPS, SCALES, Model, Scale, chosen_model, chosen_runs, plan
 from studies.generative.run import (
@@ -43,6 +45,7 @@ from studies.report import (
     draw_all,
     legend_below,
     markdown_table,
+    wrapped,
     write_text,
 )
 from studies.runner import run_plan
@@ -51,7 +54,19 @@ from studies.runs import Place, Run, Store, write_json
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COMMANDS", "FIGURES", "LINES", "PUBLISHED", "Evidence", "claims", "describe", "page", "results"]
+__all__ = [
+    "CAPTIONS",
+    "COMMANDS",
+    "FIGURES",
+    "LINES",
+    "PUBLISHED",
+    "Evidence",
+    "caption",
+    "claims",
+    "describe",
+    "page",
+    "results",
+]
 
 
 #: Published test log-likelihoods of binarized MNIST, with the number of parameters where a model has a fixed one.
@@ -312,16 +327,34 @@ _GOOD = -100.0
 # Samples per row of a figure.
 _COLUMNS = 16
 
+#: Captions of the figures by name; `{data}` is the first data set, and `{steps}` the number of Gibbs steps.
+CAPTIONS = {
+    "nats-parameters": "The figure shows the median and the range of the test log-likelihood over training seeds for "
+    "the data set `{data}`, estimated by annealed importance sampling. The lines are published values for binarized "
+    "MNIST.",
+    "nats-seconds": "Each point is a separate training run with one seed. The learning-rate schedule of a run depends "
+    "on its number of updates.",
+    "samples": "The figure shows test digits, and the first samples of every model without selection: first the "
+    "means, and then the draws.",
+    "conditional": "Each row of the figure shows means for one requested digit, after {steps} Gibbs steps from noise "
+    "with the label fixed. The samples were not selected.",
+}
+
+
+def caption(name: str, scale: Scale) -> str:
+    """Return the caption of a figure."""
+    return CAPTIONS[name].format(data=scale.data[0], steps=f"{max(scale.conditional_samples['steps']):,}")
+
 
 def nats_against_parameters(evidence: Evidence) -> Drawing | None:
-    """Draw test nats against the number of parameters, with published values as lines."""
+    """Draw test nats against the number of parameters, with published values as lines.
+
+    A second panel shows the best machines.
+    """
     data = evidence.scale.data[0]
     rows = [row for row in results(evidence, "")["table"] if row["data"] == data]
-    return draw_parameters(rows, data) if rows else None
-
-
-def draw_parameters(rows: Sequence[Mapping[str, Any]], data: str) -> Drawing:
-    """Draw all machines and published values, and the best ones in a second panel."""
+    if not rows:
+        return None
     good = [row for row in rows if row["median"] > _GOOD]
     canvas = blank(12.0 if good else 8.5, 5.4)
     axes = canvas.subplots(1, 2 if good else 1, squeeze=False)[0]
@@ -335,8 +368,7 @@ def draw_parameters(rows: Sequence[Mapping[str, Any]], data: str) -> Drawing:
     return Drawing(
         canvas,
         "Test log-likelihood against the number of parameters for several couplings, with published values as lines",
-        f"Test log-likelihood by annealed importance sampling, data `{data}`: median and range over seeds of training. "
-        "Lines: published values for binarized MNIST.",
+        caption("nats-parameters", evidence.scale),
     )
 
 
@@ -395,7 +427,7 @@ def nats_against_seconds(evidence: Evidence) -> Drawing | None:
     return Drawing(
         canvas,
         "Test log-likelihood against seconds of training, on a GPU and on the CPU, with the package rbms",
-        "Each point is a separate training run, whose schedule depends on its number of updates. One seed.",
+        caption("nats-seconds", evidence.scale),
     )
 
 
@@ -430,12 +462,7 @@ def draw_samples(evidence: Evidence) -> Drawing | None:
         strips.append((f"{title}{source}; means, then draws", _strip(both, 2)))
     canvas = blank(9.0, 1.45 * len(strips))
     _show(np.atleast_1d(canvas.subplots(len(strips), 1)), strips)
-    return Drawing(
-        canvas,
-        "Rows of test digits and of samples of several models",
-        "Test digits, and the first samples of every model, none selected: probabilities given the hidden units, and "
-        "binary draws.",
-    )
+    return Drawing(canvas, "Rows of test digits and of samples of several models", caption("samples", evidence.scale))
 
 
 def draw_conditional(evidence: Evidence) -> Drawing | None:
@@ -450,12 +477,8 @@ def draw_conditional(evidence: Evidence) -> Drawing | None:
     ax = canvas.subplots()
     title = f"{describe(trained)['title']}, {about['parameters']:,} parameters"
     _show([ax], [(title, _strip(means.reshape(-1, *means.shape[2:]), len(means)))])
-    steps = max(run.settings["steps"])
     return Drawing(
-        canvas,
-        "A grid of samples given their label, one digit per row",
-        f"One requested digit per row, {steps:,} Gibbs steps from noise with the label clamped: probabilities, none "
-        "selected.",
+        canvas, "A grid of samples given their label, one digit per row", caption("conditional", evidence.scale)
     )
 
 
@@ -469,6 +492,8 @@ FIGURES: dict[str, Callable[[Evidence], Drawing | None]] = {
 
 Found = Mapping[str, Any]
 _COMMAND = "python -m studies generative"
+# Entries of `StoredRuns.machines`.
+_MACHINE = re.compile(r"(.*), (\d+) at a time \((\d+) runs\)")
 
 
 # -- the page ---------------------------------------------------------------------------------------
@@ -478,12 +503,18 @@ def page(found: Found, figures: Mapping[str, str]) -> str:
     """Return the page in Markdown; `figures` are captions by name."""
     sections = [
         _lead(found),
-        _section("Goals", "", found, _lines_table(found), _claims_table(found)),
+        _section(
+            "Goals",
+            "",
+            found,
+            *_explained(_GOALS, _lines_table(found)),
+            *_explained(_OTHER_GOALS, _claims_table(found)),
+        ),
         _section(
             "Nats against parameters",
             "likelihood",
             found,
-            _likelihood_table(found),
+            *_explained(_data_text(found), _likelihood_table(found)),
             _figure("nats-parameters", figures),
         ),
         _section("Nats against seconds", "seconds", found, _seconds_table(found), _figure("nats-seconds", figures)),
@@ -492,38 +523,114 @@ def page(found: Found, figures: Mapping[str, str]) -> str:
             "samples",
             found,
             _judge_text(found),
-            _samples_table(found),
-            _aats_table(found),
+            *_explained(_samples_text(found), _samples_table(found)),
+            *_explained(_AATS, _aats_table(found)),
             _figure("samples", figures),
         ),
         _section(
-            "Samples of a class", "conditional", found, _conditional_table(found), _figure("conditional", figures)
+            "Samples of a class",
+            "conditional",
+            found,
+            *_explained(_CLASSES, _conditional_table(found)),
+            _figure("conditional", figures),
         ),
-        _section("Real-valued data", "real", found, *_real_tables(found)),
-        _section("Two processes", "processes", found, _processes_table(found)),
+        _section("Real-valued data", "real", found, _real_text(found), *_real_tables(found)),
+        _section("Two processes", "processes", found, *_explained(_PROCESSES, _processes_table(found))),
         _section("Settings on validation digits", "choose", found, _choose_table(found)),
         _diverged(found),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
+_MACHINES = (
+    "`Kronecker(R), KxL` is a machine with a hidden layer of shape KxL whose weights are a sum of R Kronecker "
+    "products. `CP` and `MPO` are machines whose weights are a CP tensor or a matrix-product operator, and `Dense, "
+    "500` is a classic RBM with 500 hidden units. Names that start with `rbms` are RBMs trained by the package `rbms`."
+)
+_GOALS = (
+    "For each limit on the number of parameters, the first table compares the best machine with the goal for its "
+    'log-likelihood. The column "median" is the median test log-likelihood over training seeds.'
+)
+_OTHER_GOALS = (
+    "The second table lists the other goals. The section [Samples](#samples) explains the judge and what "
+    '"confident" and "means" are.'
+)
+_AATS = (
+    'The next table shows how well nearest neighbors tell draws from test data, and from training data. "Truth" is the '
+    'fraction of images in the data whose nearest other image in the data is closer than the nearest draw, "samples" '
+    'is the same with the roles of data and draws exchanged, and "mean" is the mean of both. This measure is called '
+    "adversarial accuracy. A value of 0.5 means that draws and data cannot be told apart, 1 means that they are unlike "
+    'each other, and a "truth" near 0 means that the draws are copies of the data. For comparison, the last column '
+    "uses training data instead of draws."
+)
+_CLASSES = (
+    "A machine with a label layer draws samples while the label is fixed to the requested class. Agreement is the "
+    "fraction of samples that the judge assigns to this class."
+)
+_PROCESSES = "The table compares training by one process with training by two processes that share each batch."
+# Descriptions of data sets by name, as parts of a sentence.
+_DIGITS = {
+    "random": "consists of MNIST digits that were binarized at random",
+    "fixed": "is the fixed binarization that is used in the literature",
+    "small": "consists of 5,000 MNIST digits that were binarized at random",
+}
+_REAL = {
+    "faces": "frames of one face",
+    "patches": "patches of photographs",
+    "white": "patches of photographs, whitened by their covariance",
+}
+
+
 def _lead(found: Found) -> str:
-    missing = found["runs"]["planned"] - found["runs"]["stored"]
     lines = ["# Generative models"]
     if found["scale"] != "paper":
         lines.append(f"Scale `{found['scale']}` shows that everything works. Its numbers mean nothing.")
-    lines.append(
-        f"{found['runs']['stored']} of {found['runs']['planned']} runs, {found['seconds']:,.0f} s in total, "
-        f"on {'; '.join(found['machines']) or 'no machine'}."
-        + (f" {missing} runs are not computed yet: repeat the command." if missing else "")
-    )
+    lines += [_runs_text(found), wrapped(_MACHINES)]
     annealing = found["annealing"]
     lines.append(
-        f"Log-likelihoods, in nats per sample, are estimated by forward annealed importance sampling with "
-        f"{annealing['chains']} chains and {annealing['steps']:,} steps from the mean of the data. Intervals are by "
-        "forward and reverse annealing."
+        wrapped(
+            "Log-likelihoods are in nats per sample. They are estimated by forward annealed importance sampling with "
+            f"{annealing['chains']} chains and {annealing['steps']:,} steps, starting from the mean of the data. "
+            "Intervals are computed by forward and reverse annealing."
+        )
     )
     return "\n\n".join(lines)
+
+
+def _runs_text(found: Found) -> str:
+    """Return how many runs are stored, how long they took, and on which machines they were computed."""
+    stored, planned = found["runs"]["stored"], found["runs"]["planned"]
+    missing = ""
+    if stored < planned:
+        missing = f"The other {planned - stored} runs have not been computed yet; to compute them, repeat the command. "
+    text = f"These are the results of {stored} of the {planned} runs of the study. {missing}"
+    text += f"The {stored} runs took {found['seconds']:,.0f} s in total"
+    lines = _machine_lines(found["machines"])
+    if not lines:
+        return wrapped(f"{text}.")
+    return "\n\n".join([wrapped(f"{text}, on the following machines:"), "\n".join(lines)])
+
+
+def _machine_lines(machines: Iterable[str]) -> list[str]:
+    """Return one line per machine, with the numbers of runs by how many ran at a time."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for text in machines:
+        machine, together, count = _MACHINE.fullmatch(text).groups()  # type: ignore[union-attr]
+        groups.setdefault(machine, []).append(("1 run" if count == "1" else f"{count} runs", together))
+    lines = []
+    for machine, counts in groups.items():
+        if len(counts) == 1:
+            about = "{}, {} at a time".format(*counts[0])
+        else:
+            each = [f"{runs} with {together} at a time" for runs, together in counts]
+            about = ", ".join(each[:-1]) + ("," if len(each) > 2 else "") + f" and {each[-1]}"
+        lines.append(wrapped(f"- {machine}: {about}", "  "))
+    return lines
+
+
+def _explained(text: str, table: str) -> tuple[str, ...]:
+    """Return a paragraph followed by its table, or nothing if there is no table."""
+    return (wrapped(text), table) if table else ()
 
 
 def _section(title: str, part: str, found: Found, *blocks: str) -> str:
@@ -535,7 +642,7 @@ def _section(title: str, part: str, found: Found, *blocks: str) -> str:
 
 
 def _figure(name: str, captions: Mapping[str, str]) -> str:
-    return f"![{name}](figures/{name}.png)\n\n{captions[name]}" if name in captions else ""
+    return f"![{name}](figures/{name}.png)\n\n{wrapped(captions[name])}" if name in captions else ""
 
 
 def _nats(value: float | None) -> str:
@@ -547,7 +654,7 @@ def _interval(pair: Sequence[float] | None) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+    return f"{100 * value:.1f}%"
 
 
 def _lines_table(found: Found) -> str:
@@ -567,6 +674,12 @@ def _claims_table(found: Found) -> str:
         for row in found["claims"]
     ]
     return markdown_table(["", "found", "wanted", ""], rows)
+
+
+def _data_text(found: Found) -> str:
+    names = dict.fromkeys(row["data"] for row in found["table"])
+    parts = [f"`{name}` {about}" for name, about in _DIGITS.items() if name in names]
+    return f"The data set {', and '.join(parts)}. The table ends with published values."
 
 
 def _likelihood_table(found: Found) -> str:
@@ -619,11 +732,22 @@ def _judge_text(found: Found) -> str:
     if found["judge"] is None:
         return ""
     gray, binary = found["judge"]["gray"], found["judge"]["binary"]
+    return wrapped(
+        f"A convolutional network with {found['judge']['parameters']:,} parameters, called the judge, classifies the "
+        f"samples. It classifies {100 * gray['agreement']:.2f}% of the {gray['n']:,} test digits correctly, and "
+        f"{100 * binary['agreement']:.2f}% of the binarized test digits. The judge is confident about an image if the "
+        f"most probable class has a probability above {CONFIDENT:g}. This holds for {_percent(gray['confident'])} of "
+        f"the test digits, and for {_percent(binary['confident'])} of the binarized ones."
+    )
+
+
+def _samples_text(found: Found) -> str:
+    steps = " or ".join(f"{steps:,}" for steps in dict.fromkeys(row["steps"] for row in found["samples"]))
     return (
-        f"The judge, a convolutional network of {found['judge']['parameters']:,} parameters, is right on "
-        f"{100 * gray['agreement']:.2f} % of {gray['n']:,} test digits ({100 * binary['agreement']:.2f} % of the "
-        f"binarized ones), and its confidence is above 0.9 for {_percent(gray['confident'])} of them "
-        f"({_percent(binary['confident'])})."
+        f"A sample is the state of a Gibbs chain after {steps} steps, starting from the chains of training or from "
+        "noise. Its *draw* is the binary image, and its *mean* is the image of the probabilities given the hidden "
+        "units. The table shows the fractions of means and draws about which the judge is confident, and the smallest "
+        "and largest fraction of means that it assigns to a class."
     )
 
 
@@ -669,6 +793,17 @@ def _conditional_table(found: Found) -> str:
         "draws: agreement",
     ]
     return markdown_table(header, rows)
+
+
+def _real_text(found: Found) -> str:
+    if not found["real"]:
+        return ""
+    parts = [f"`{name}` ({_REAL[name]})" for name in found["real"]]
+    names = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
+    return wrapped(
+        f'The following tables show the mean log-likelihood of held-out and training samples of {names}. "Shrunk" '
+        "means that the covariance is shrunk by the method of Ledoit and Wolf."
+    )
 
 
 def _real_tables(found: Found) -> Iterator[str]:

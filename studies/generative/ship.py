@@ -129,7 +129,7 @@ def _numbers(store: Store, name: str) -> dict[str, Any]:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}%"
 
 
 def _confident(store: Store, verdicts: Mapping[str, Any], what: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -427,6 +428,13 @@ def test_the_page_names_lines_and_divergence():
     assert "| at most 9 | A | 8 | -90.12 | 3 | -91 | 1.50 | ✓ reached, interval too wide |" in page
     assert "- train-a: update 3" in page
     assert "## Samples" not in page
+
+
+def test_the_stored_page_is_the_one_that_the_study_writes():
+    folder = Path(__file__).parents[2] / "results/generative"
+    found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    captions = {name: pages.caption(name, SCALES[found["scale"]]) for name in pages.FIGURES}
+    assert pages.page(found, captions) == (folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_command_writes_a_report_and_resumes(tmp_path, capfd):

@@ -36,5 +36,5 @@ def test_the_model_is_that_of_the_cell(tmp_path):
     x = chains.numpy()[:3].astype(np.float32)
     assert np.array_equal(again.free_energy(x), machine.free_energy({"image": torch.from_numpy(x)}).detach().numpy())
     text = (folder / "README.md").read_text(encoding="utf-8")
-    for part in ("-84.61", "-84.84 to -84.38", "79.7 %", f"--only train-{NAME}", "in 116 s"):
+    for part in ("-84.61", "-84.84 to -84.38", "79.7%", f"--only train-{NAME}", "in 116 s"):
         assert part in text
