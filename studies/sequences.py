@@ -1,9 +1,10 @@
 """Sequence models of two protein families: likelihood, contacts and speed, next to `rbms` and `adabmDCA`.
 
 The families are lattice proteins, whose last 10,000 sequences are the test set of published results, and response
-regulators (PF00072), which come with a test set that was split off by identity. Settings were chosen on the last 5,000
-(4,000) training sequences. Log-likelihoods are in nats per site. Their intervals come from annealing in both
-directions. Times are processor time, which other programs on the machine affect less than wall-clock time.
+regulators (PF00072), which come with a test set that was split off by identity. Settings were chosen on the last
+training sequences: 5,000 of lattice proteins, and 4,000 of PF00072. Log-likelihoods are in nats per site. Their
+intervals come from annealing in both directions. Times are processor time, which other programs on the machine affect
+less than wall-clock time.
 """
 
 from __future__ import annotations
