@@ -31,7 +31,7 @@ def unit_of_all_entries():
 
 def log_density(x, bias, gap, skew, field):
     """The unnormalized log-density of the class docstring, for one number."""
-    width = math.exp(skew if x > 0 else -skew)
+    width = math.exp(math.tanh(skew if x > 0 else -skew))
     return -(x * x) / (2 * width * width) + bias * x - gap * abs(x) + field * x
 
 
@@ -40,7 +40,7 @@ def by_quadrature(function, *entry):
     _, gap, skew, _ = entry
     peaks = [0.0]
     for sign in (1, -1):
-        width = math.exp(sign * skew)
+        width = math.exp(sign * math.tanh(skew))
         peaks.append(sign * max(0.0, (sign * (entry[0] + entry[3]) - gap) * width**2))
     highest = max(log_density(x, *entry) for x in peaks)
     ends = [min(peaks) - 40, *sorted(set(peaks)), max(peaks) + 40]
@@ -103,7 +103,7 @@ def test_samples_have_the_distribution(field):
     for index, entry in enumerate(ENTRIES):
         bias, gap, skew = entry
         grid = np.linspace(-60, 60, 240_001)
-        logs = (bias + field) * grid - gap * abs(grid) - grid**2 / (2 * np.exp(2 * skew * np.sign(grid)))
+        logs = (bias + field) * grid - gap * abs(grid) - grid**2 / (2 * np.exp(2 * np.tanh(skew) * np.sign(grid)))
         density = np.exp(logs - logs.max())
         cumulative = integrate.cumulative_trapezoid(density, grid, initial=0)
         expected = np.interp(samples[:, index], grid, cumulative / cumulative[-1])
@@ -206,7 +206,7 @@ def test_pseudo_likelihood_of_a_visible_layer():
 def test_weights_that_make_the_energy_unbounded_are_rejected():
     machine = BoltzmannMachine(Gaussian(1), DoubleRectified(1), Dense()).double()
     with torch.no_grad():
-        machine.hidden.skew.fill_(0.5)
+        machine.hidden.skew.fill_(math.atanh(0.5))
         machine.links["visible"].weight.fill_(0.5)
         machine.check_parameters()
         machine.links["visible"].weight.fill_(0.7)  # the variance of the wide side is exp(1)

@@ -38,13 +38,13 @@ class DoubleRectified(Unit):
 
     The energy of an entry is
 
-    .. math:: \frac{x^2}{2 s_\pm^2} - b x + g |x|, \qquad s_\pm = e^{\pm a},
+    .. math:: \frac{x^2}{2 s_\pm^2} - b x + g |x|, \qquad s_\pm = e^{\pm \tanh a},
 
     where :math:`s_+` applies to positive and :math:`s_-` to negative values. The `bias` is :math:`b`, the `gap` is
     :math:`g`, and the `skew` is :math:`a`. With :math:`g = a = 0`, an entry is Gaussian with unit variance. A positive
     gap makes values near zero more likely, as in a soft threshold. A negative gap makes the distribution bimodal, as in
-    a binary unit. The skew makes one side wider than the other. The overall width is fixed, because it can be absorbed
-    into the weights.
+    a binary unit. The skew makes one side wider than the other, by a factor of at most :math:`e^2`. The overall width
+    is fixed, because it can be absorbed into the weights.
 
     These units were introduced as hidden units for protein sequences by Tubiana, Cocco and Monasson, "Learning protein
     constitutive motifs from sequence data", eLife (2019).
@@ -77,21 +77,27 @@ class DoubleRectified(Unit):
 
     @property
     def largest_spread(self) -> float:
-        return float(self.skew.detach().abs().max().exp())
+        return float(self._log_width.detach().abs().max().exp())
+
+    @property
+    def _log_width(self) -> Tensor:
+        """Logarithm of the width of the positive side. For the negative side, it has the opposite sign."""
+        return torch.tanh(self.skew)
 
     def _width_at(self, x: Tensor) -> Tensor:
         """Return the width of the side on which each value is."""
-        return torch.exp(torch.where(x > 0, self.skew, -self.skew))
+        log_width = self._log_width
+        return torch.exp(torch.where(x > 0, log_width, -log_width))
 
     def _sides(self, field: Tensor) -> tuple[_Side, _Side]:
         """Return the positive and the negative side of the distribution of each entry in a field."""
-        total = self.bias + field
-        return self._side(total, self.skew), self._side(-total, -self.skew)
+        total, log_width = self.bias + field, self._log_width
+        return self._side(total, log_width), self._side(-total, -log_width)
 
-    def _side(self, total: Tensor, skew: Tensor) -> _Side:
-        width = torch.exp(skew)
+    def _side(self, total: Tensor, log_width: Tensor) -> _Side:
+        width = torch.exp(log_width)
         peak = (total - self.gap) * width
-        return _Side(width, peak, skew + _log_half_mass(peak))
+        return _Side(width, peak, log_width + _log_half_mass(peak))
 
     def _shares(self, field: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Return, for each side, its probability, and the mean magnitude and the mean square of the values on it."""
@@ -132,22 +138,21 @@ class DoubleRectified(Unit):
         return torch.where(positive, plus.width * value, -minus.width * value)
 
     def energy_gradient(self, x: Tensor, field: Tensor | None, weights: Tensor | None = None) -> dict[str, Tensor]:
-        by_skew = torch.where(x > 0, -1.0, 1.0) * (x / self._width_at(x)) ** 2
-        gradient = {"bias": -x, "gap": x.abs(), "skew": by_skew}
+        by_log_width = torch.where(x > 0, -1.0, 1.0) * (x / self._width_at(x)) ** 2
+        gradient = {"bias": -x, "gap": x.abs(), "skew": by_log_width * (1 - self._log_width**2)}
         return {name: self._tie(average(each, weights)) for name, each in gradient.items()}
 
     def normalizer_gradient(
         self, field: Tensor, weights: Tensor | None = None, mean: Tensor | None = None
     ) -> dict[str, Tensor]:
         (p_plus, plus, square_plus), (p_minus, minus, square_minus) = self._shares(field)
-        in_widths = (
-            p_plus * square_plus * torch.exp(-2 * self.skew),
-            p_minus * square_minus * torch.exp(2 * self.skew),
-        )
+        log_width = self._log_width
+        # Mean squares in widths, whose difference is the gradient with respect to the logarithm of the width.
+        wide, narrow = square_plus * torch.exp(-2 * log_width), square_minus * torch.exp(2 * log_width)
         gradient = {
             "bias": p_plus * plus - p_minus * minus,
             "gap": -p_plus * plus - p_minus * minus,
-            "skew": in_widths[0] - in_widths[1],
+            "skew": (p_plus * wide - p_minus * narrow) * (1 - log_width**2),
         }
         return {name: self._tie(average(each, weights)) for name, each in gradient.items()}
 
@@ -157,7 +162,7 @@ class DoubleRectified(Unit):
     def check_parameters(self, layer: str) -> None:
         super().check_parameters(layer)
         self._check_size(self.gap, layer, "gap")
-        self._check_size(torch.exp(self.skew.detach().abs()), layer, "width")
+        self._check_size(self.skew, layer, "skew")
 
     @torch.no_grad()
     def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
@@ -168,12 +173,12 @@ class DoubleRectified(Unit):
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
         """Return the nodes of Gauss-Legendre quadrature on both sides of zero, followed by the given value."""
-        bias, gap, skew = (
-            parameter.expand(self.shape).reshape(-1)[site] for parameter in (self.bias, self.gap, self.skew)
+        bias, gap, log_width = (
+            parameter.expand(self.shape).reshape(-1)[site] for parameter in (self.bias, self.gap, self._log_width)
         )
         nodes, log_weights = [], []
-        for sign, log_width, field in ((1, skew, reach[1]), (-1, -skew, -reach[0])):
-            width = torch.exp(log_width)
+        for sign, field in ((1, reach[1]), (-1, -reach[0])):
+            width = torch.exp(sign * log_width)
             ends = ((sign * bias - gap + field) * width).clamp(min=0) + _NODE_MARGIN
             panels = math.ceil(float(ends.detach().max()) / _PANEL)
             if panels > _MOST_PANELS:
