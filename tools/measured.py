@@ -370,6 +370,12 @@ def _set5(method: str) -> float:
     return float(read(_STAGES)["x2, bytes"][method]["psnr"])
 
 
+def _nines(method: str) -> list[float]:
+    """Return the PSNR of denoised nines of MNIST for each recipe and hidden layer, in increasing order."""
+    found = read("results/digits/results.json")["denoising"].values()
+    return sorted(float(of[f"psnr.{method}.psnr"]["mean"]) for of in found)
+
+
 def _parameters(name: str) -> int:
     """Return the number of parameters of weights for photographs."""
     return sum(tensor.size for tensor in load_file(ROOT / "src/mvrbm/vision/weights" / f"{name}.safetensors").values())
@@ -749,6 +755,10 @@ VALUES: dict[str, Callable[[], str]] = {
     "enlarge.ours": lambda: f"{_set5('stages'):.1f}",
     "enlarge.bicubic": lambda: f"{_set5('bicubic'):.1f}",
     "enlarge.parameters": lambda: f"{_parameters('x2'):,}",
+    "nines.median": lambda: f"{_nines('median')[0]:.1f}",
+    "nines.switching": lambda: f"{_nines('switching-median')[0]:.1f}",
+    "nines.worst": lambda: f"{_nines('mean-field')[0]:.1f}",
+    "nines.best": lambda: f"{_nines('mean-field')[-1]:.1f}",
     "update.mvrbm": lambda: _seconds(_update("mvrbm")),
     "update.sklearn": lambda: _seconds(_update("sklearn")),
     "update.ratio": lambda: f"{_update('sklearn') / _update('mvrbm'):.1f}",
