@@ -117,7 +117,7 @@ print(f"{'':21s}", *(f"{name:>10s}" for name in faults))
 compare(fit_tools(train, detector), good, faults.values())
 
 # %%
-# ``predict`` also needs a threshold. By default, about 2 % of new normal samples are reported as outliers. The lower
+# ``predict`` also needs a threshold. By default, about 2% of new normal samples are reported as outliers. The lower
 # half of the wall is not exactly like the upper half, so the fraction can differ here.
 
 for name, pictures in {"good": good, **faults}.items():

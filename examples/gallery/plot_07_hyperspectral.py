@@ -2,7 +2,7 @@
 Missing values in a hyperspectral cube
 ======================================
 
-A hyperspectral picture has a spectrum at each pixel. Here, 90 % of the values of such a data cube are missing, and
+A hyperspectral picture has a spectrum at each pixel. Here, 90% of the values of such a data cube are missing, and
 :class:`~mvrbm.MVRBMImputer` estimates them with their standard deviations.
 """
 
@@ -32,7 +32,7 @@ spread = imputer.standard_deviation(holes)
 band = 20
 shape = cube.shape[:2]
 pictures = {
-    "known (10 %)": holes[:, band],
+    "known (10%)": holes[:, band],
     "mean of the band": SimpleImputer().fit_transform(holes)[:, band],
     "MVRBMImputer": filled[:, band],
     "truth": pixels[:, band],
@@ -46,7 +46,7 @@ for axis, (name, values) in zip(axes, pictures.items(), strict=True):
 plt.show()
 
 # %%
-# This figure shows one spectrum. The shaded range of two standard deviations should contain about 95 % of the
+# This figure shows one spectrum. The shaded range of two standard deviations should contain about 95% of the
 # missing values.
 
 pixel = 2000

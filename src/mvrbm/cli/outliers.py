@@ -16,7 +16,7 @@ _MAPS_HELP = (
 )
 _EPOCHS_HELP = "Also train a machine for this number of epochs."
 _SHARE_HELP = "Fraction of outliers in the training data."
-_SHARE_DEFAULT = "2 % of new normal samples are outliers"
+_SHARE_DEFAULT = "2% of new normal samples are outliers"
 # Number of the most unusual samples to list.
 _MOST_SHOWN = 10
 # Percentage of the entries of all maps in a contact sheet that are not white.

@@ -23,7 +23,7 @@ _MOST_LEVELS = 8
 class Calibration:
     """Multiples of the model's standard deviations that cover the errors on held-out entries.
 
-    Two standard deviations cover 95.45 % of the errors. Entries that are easy to predict, such as single missing
+    Two standard deviations cover 95.45% of the errors. Entries that are easy to predict, such as single missing
     pixels, have different multiples from entries that are hard to predict, such as those inside a large hole.
 
     Parameters

@@ -26,7 +26,7 @@ from mvrbm.estimators.imputer.linear_model import Linear
 from mvrbm.estimators.imputer.masking import Samples, hold_out
 from mvrbm.estimators.imputer.predictor import Predictor
 from mvrbm.estimators.imputer.residual_covariance import Residuals
-from mvrbm.estimators.imputer.scaling import Scaling, data_range
+from mvrbm.estimators.imputer.scaling import Scaling, axis_units, data_range
 from mvrbm.estimators.imputer.selection import choose_linear, entry_weights
 from mvrbm.estimators.inputs import dtype_for, without_wrapper
 from mvrbm.estimators.parameters import seed_of
@@ -62,7 +62,7 @@ _MOST_CALIBRATIONS = 3
 # Calibration before errors on held-out entries are known.
 _NOTHING = Calibration([1.0], [1.0])
 # Names of the tensors in `Scaling`, which are saved with the machines.
-_TENSORS = ("low", "high", "center", "scale")
+_TENSORS = ("low", "high", "center", "scale", "units")
 # Maps tensor names to names in model files, which keep the spelling of version 0.2.
 _SAVED_TENSORS = {"center": "centre"}
 # Names of the tensors in `Residuals` in model files.
@@ -135,13 +135,16 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     Attributes
     ----------
     machine_ : BoltzmannMachine
-        The factors of the linear model.
+        The factors of the linear model, for data divided by `units_`.
     correction_ : Correction or None
         The correction, or None if the imputer does not use a correction.
     n_factors_ : int
         Number of factors.
     sample_axes_ : int
         Number of leading axes that index the samples.
+    units_ : array
+        Units of the entries, of the shape of the encoded data without the first axis. They are products of one factor
+        per index of each axis, so the results do not depend on the units of columns, channels or other indices.
     errors_ : dict of str to float
         Root mean squared error on held-out entries, in standard deviations, for each model that was tried.
     n_features_in_ : int
@@ -205,6 +208,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         x = torch.where(known, rows, 0.0)
         is_table = len(self._shape_in) == 1
         low, high = data_range(rows, known, per_column=is_table)
+        units = axis_units(x, known, self._shape_out).to(x)
+        x = x / units
         data = hold_out(x, known, self._shape_out, rng)
         weights = entry_weights(x, known, per_entry=is_table)
         self.errors_: dict[str, float] = {}
@@ -212,7 +217,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         self.sample_axes_ = chosen.sample_axes
         center = chosen.linear.factors.mean
         scale = torch.where(weights > 0, 1 / torch.sqrt(weights), 1.0).expand_as(center).clone()
-        scaling = Scaling(low, high, center, scale)
+        scaling = Scaling(low, high, center, scale, units)
         samples = data.reshape(math.prod(self._sample_shape()))
         correction = None
         if self._tries_correction(len(samples.x)):
@@ -338,7 +343,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     def standard_deviation(self, X: Any) -> Array:
         """Return the standard deviation of each missing entry given the known entries. For known entries, return 0.
 
-        Two standard deviations cover 95 % of the errors on entries that were held out during training.
+        Two standard deviations cover 95% of the errors on entries that were held out during training.
 
         The result has the shape of the output of :meth:`transform`, except that each categorical column is replaced
         with one column per category. Missing entries of columns that are not part of the model are NaN.
@@ -361,6 +366,12 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         return math.prod(self.machine_.hidden.shape)
 
     @property
+    def units_(self) -> Array:
+        """Units of the entries, in which the models are fitted."""
+        found: Array = self._predictor.scaling.units.numpy().reshape(self._shape_out)
+        return found
+
+    @property
     def encoding_(self) -> TableEncoding:
         """Encoding of table columns, which specifies categories, dates, and columns that are copied or dropped."""
         return self._encoding
@@ -381,13 +392,14 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     @torch.no_grad()
     def _map_samples(self, rows: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Apply a function to samples and their masks of known entries. Return the results as rows."""
-        samples = rows.reshape(-1, math.prod(self._sample_shape())).to(self.machine_.like)
+        units = self._predictor.scaling.units.to(rows)
+        samples = (rows / units).reshape(-1, math.prod(self._sample_shape())).to(self.machine_.like)
         size = max(1, _BATCH_ENTRIES // max(samples.shape[1], self.n_factors_**2))
         pieces = []
         for batch in samples.split(size):
             known = ~torch.isnan(batch)
             pieces.append(compute(torch.where(known, batch, 0.0), known).cpu())
-        return torch.cat(pieces).reshape(rows.shape).to(rows.dtype)
+        return torch.cat(pieces).reshape(rows.shape).to(rows.dtype) * units
 
     # -- data -------------------------------------------------------------------------------------
 
@@ -446,6 +458,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             "shape": list(self._shape_in),
             "sample_axes": self.sample_axes_,
             "errors": self.errors_,
+            "has_units": True,
             "calibration": self._predictor.calibration.describe(),
             "residual_noise": None if (residuals := self._predictor.linear.residuals) is None else residuals.noise,
             "feature_names": saved_names(self),
@@ -471,6 +484,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         shape = self._sample_shape()
         size = (math.prod(shape),)
         range_shape = self._shape_out if len(self._shape_in) == 1 else ()
+        all_sizes = (math.prod(self._shape_out),)
+        has_units = fitted.get("has_units", False)  # absent before version 0.3
         noise = fitted.get("residual_noise")  # absent before version 0.3
         of_residuals: dict[str, tuple[int, ...]] = {}
         if noise is not None:
@@ -480,11 +495,14 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         def tensor_shapes(machines: Sequence[BoltzmannMachine]) -> dict[str, tuple[int, ...]]:
             _check_machines(machines, shape)
             of_scaling = {"low": range_shape, "high": range_shape, _SAVED_TENSORS["center"]: size, "scale": size}
-            return {**of_scaling, **of_residuals}
+            of_units = {"units": all_sizes} if has_units else {}
+            return {**of_scaling, **of_units, **of_residuals}
 
         (machine, *correction), tensors = read_machines(folder, tensor_shapes)
         self.errors_ = {str(name): float(error) for name, error in fitted["errors"].items()}
         restore_names(self, fitted["feature_names"])
+        if not has_units:
+            tensors = {**tensors, "units": torch.ones_like(tensors["low"]).expand(all_sizes).clone()}
         scaling = Scaling(**{name: tensors[_SAVED_TENSORS.get(name, name)] for name in _TENSORS})
         residuals = None
         if noise is not None:
@@ -502,7 +520,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         scaling = self._predictor.scaling
         standardized = (mean.cpu() + 1 - scaling.center) / scaling.scale
         results = [self._predictor.mean(mean[None], every_second[None]).cpu(), standardized]
-        if bool((scaling.scale <= 0).any()) or not all_finite(results):
+        wrong = bool((scaling.scale <= 0).any()) or not bool((scaling.units > 0).all())
+        if wrong or not all_finite(results):
             raise StorageError(
                 f"predictions are not finite because 'center' and 'scale' in {folder} do not match the correction"
             )
