@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mvrbm import RandomSource
-from mvrbm.estimators.mixture.em import Fitting, Prior, gradient, maximization, n_blocks, revive, start
+from mvrbm.estimators.mixture.em import Fitting, Prior, _clusters, gradient, maximization, n_blocks, revive, start
 from mvrbm.estimators.mixture.posterior import expectation, moments
 from mvrbm.units import WhitenedMixture
 from tables import generator
@@ -188,3 +188,36 @@ def test_few_components_per_sample_are_enough():
     exact, fast = (expectation(unit, u, weights, exact=exact) for exact in (True, False))
     np.testing.assert_allclose(fast.log_likelihood, exact.log_likelihood, atol=0.02)
     torch.testing.assert_close(fast.share, exact.share, rtol=0, atol=0.01)
+
+
+def blobs(n, number=0, count=5, size=6):
+    rng = generator(f"blobs {number}")
+    which = torch.from_numpy(rng.integers(count, size=n))
+    centers = torch.from_numpy(6 * rng.standard_normal((count, size)))
+    return centers[which] + torch.from_numpy(rng.standard_normal((n, size))), which
+
+
+def agreement(which, nearest):
+    """Share of pairs of samples that are in one cluster in both or in neither of two partitions."""
+    return float(((which[:, None] == which) == (nearest[:, None] == nearest)).double().mean())
+
+
+def test_initial_clusters_are_those_of_the_data():
+    """The first four samples are outliers, which do not become clusters."""
+    for number in range(5):
+        x, which = blobs(300, number)
+        x[:4] *= 5
+        x = x - x.mean(0)
+        nearest, centers = _clusters(x, torch.full((300,), 1 / 300, dtype=torch.float64), 5, RandomSource(number))
+        assert agreement(which[4:], nearest[4:]) > 0.97
+        assert centers.shape == (5, 6)
+
+
+def test_initial_clusters_of_repeated_samples_are_those_of_weighted_samples():
+    x, _ = blobs(60)
+    weights = torch.from_numpy(generator("repeats").integers(1, 4, 60))
+    repeated = x.repeat_interleave(weights, 0)[torch.randperm(int(weights.sum()), generator=torch.manual_seed(0))]
+    each = torch.full((len(repeated),), 1 / len(repeated), dtype=torch.float64)
+    _, expected = _clusters(repeated, each, 5, RandomSource(0))
+    _, found = _clusters(x, weights.double() / weights.sum(), 5, RandomSource(0))
+    torch.testing.assert_close(found, expected)

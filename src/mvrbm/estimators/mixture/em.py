@@ -51,8 +51,9 @@ _START_NOISE = 0.5
 _SPLIT_NOISE = 0.3
 # Minimum energy per coefficient when its logarithm determines the initial contrasts.
 _SMALLEST_ENERGY = 1e-6
-# Number of rounds of clustering for the initial means.
-_LLOYD_ROUNDS = 20
+# Number of runs of k-means for the initial means, number of rounds in each, and relative decrease of the mean squared
+# distance for which a later run replaces an earlier one. Rounding errors do not decide between equal clusters.
+_STARTS, _LLOYD_ROUNDS, _BETTER = 5, 20, 1e-4
 # Decay rates of Adam, and the size below which gradients are not enlarged.
 _BETAS = (0.9, 0.99)
 _SMALLEST_GRADIENT = 1e-8
@@ -435,18 +436,54 @@ def _axes(unit: WhitenedMixture, rotated: Tensor) -> Tensor:
 def _clusters(samples: Tensor, weights: Tensor, count: int, rng: RandomSource) -> tuple[Tensor, Tensor]:
     """Cluster weighted samples (n, N) around `count` centers, and return the cluster of each sample and the centers.
 
-    The centers start as random points with the covariance of the samples, which depends only on the samples' moments.
+    This is the best of several runs of k-means by the mean squared distance from the centers. Distances larger than
+    that of a typical sample from the mean are clipped, because a few outliers would otherwise get clusters of their
+    own.
     """
-    covariance = (samples * weights[:, None]).T @ samples
-    values, vectors = torch.linalg.eigh(covariance)
-    normal = rng.normal((count, samples.shape[1]), samples)
-    centers = (normal * values.clamp(min=0).sqrt()) @ vectors.T
-    for _ in range(_LLOYD_ROUNDS):
+    least, best = math.inf, None
+    far = float(weights @ ((samples - weights @ samples) ** 2).sum(1))
+    for _ in range(_STARTS if count > 1 else 1):
+        centers = _distant_samples(samples, weights, count, far, rng)
+        for _ in range(_LLOYD_ROUNDS):
+            nearest = _nearest(samples, centers)
+            of_cluster = torch.nn.functional.one_hot(nearest, count).to(samples) * weights[:, None]
+            total = of_cluster.sum(0)[:, None]
+            before = centers
+            centers = torch.where(total > 0, (of_cluster.T @ samples) / total.clamp(min=1e-30), centers)
+            if torch.equal(centers, before):
+                break
         nearest = _nearest(samples, centers)
-        of_cluster = torch.nn.functional.one_hot(nearest, count).to(samples) * weights[:, None]
-        total = of_cluster.sum(0)[:, None]
-        centers = torch.where(total > 0, (of_cluster.T @ samples) / total.clamp(min=1e-30), centers)
-    return _nearest(samples, centers), centers
+        distance = float(weights @ ((samples - centers[nearest]) ** 2).sum(1).clamp(max=far))
+        if distance < (1 - _BETTER) * least:
+            least, best = distance, (nearest, centers)
+    assert best is not None
+    return best
+
+
+def _distant_samples(samples: Tensor, weights: Tensor, count: int, far: float, rng: RandomSource) -> Tensor:
+    """Choose `count` samples by greedy k-means++ (Arthur and Vassilvitskii, 2007): (n, N) -> (count, N).
+
+    Each is drawn with a probability proportional to its weight times its squared distance from the nearest sample
+    chosen before, which is clipped at `far`. Of several draws, the one that reduces these distances the most is kept.
+    The samples are sorted along a random direction, so that the cumulative sums from which the numbers are drawn do not
+    depend on the order of the samples, and a sample with weight 2 counts as two samples.
+    """
+    order = (samples @ rng.normal((1, samples.shape[1]), samples)[0]).argsort()
+    samples, weights = samples[order], weights[order]
+    squares = (samples**2).sum(1)
+    n_candidates = 2 + int(math.log(count))
+    nearest = torch.full_like(weights, math.inf)  # squared distance of each sample from the nearest chosen sample
+    chosen: list[Tensor] = []
+    for _ in range(count):
+        sums = (weights * nearest if chosen else weights).double().cumsum(0)
+        numbers = rng.uniform((1, n_candidates), sums)[0] * sums[-1]
+        candidates = samples[torch.searchsorted(sums, numbers).clamp(max=len(samples) - 1)]
+        distances = squares - 2 * candidates @ samples.T + (candidates**2).sum(1, keepdim=True)
+        distances = torch.minimum(distances.clamp(min=0, max=far), nearest)  # (n_candidates, n)
+        best = (distances @ weights).argmin()
+        nearest = distances[best]
+        chosen.append(candidates[best])
+    return torch.stack(chosen)
 
 
 def _nearest(samples: Tensor, centers: Tensor) -> Tensor:

@@ -57,9 +57,9 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
     Parameters
     ----------
     n_components : int or "auto", default="auto"
-        Number of components. Each component requires at least 10 samples. ``"auto"`` doubles the number for as long as
-        this improves the likelihood of held-out samples, and then fits the model to all samples. With fewer than 1000
-        samples, it uses cross-validation.
+        Number of components. Each component requires at least 10 samples. ``"auto"`` tries 1, 2 and 4 components, and
+        doubles the number further for as long as this improves the likelihood of held-out samples. It then fits the
+        model to all samples. With fewer than 1000 samples, it uses cross-validation.
     n_contrasts : int, default=4
         Number of contrasts per component.
     gate : bool or "auto", default="auto"

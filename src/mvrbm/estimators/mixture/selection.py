@@ -24,6 +24,9 @@ _HELD_OUT = 0.2
 _MOST_HELD_OUT = 20_000
 # Minimum number of different complete samples required to choose anything.
 _FEWEST_TO_CHOOSE = 20
+# Number of components up to which all candidates are tried. Two components can be no better than one where four are,
+# such as for samples along a circle.
+_ALWAYS_TRIED = 4
 # Maximum number of components to try, and minimum number of samples per component.
 _MOST_COMPONENTS = 256
 FEWEST_SAMPLES = 10
@@ -59,9 +62,10 @@ def choose(
 ) -> Choice:
     """Choose whether to use gates, the number of components if it is None, and the number of epochs.
 
-    The gates are chosen for one component, or for the given number. Then the number of components is doubled for as
-    long as this improves the likelihood of held-out samples. With fewer than 20 different complete samples, nothing is
-    compared: the number of components is 1 if it is None, and gates are used only if `gates` leaves no choice.
+    The gates are chosen for one component, or for the given number. Then the number of components is doubled, up to 4
+    in any case, and further for as long as this improves the likelihood of held-out samples. With fewer than 20
+    different complete samples, nothing is compared: the number of components is 1 if it is None, and gates are used
+    only if `gates` leaves no choice.
     """
     most = max(1, int(samples.total) // FEWEST_SAMPLES)
     count = 1 if n_components is None else min(n_components, most)
@@ -87,9 +91,10 @@ def choose(
     while n_components is None and stop.error is None and 2 * count <= min(_MOST_COMPONENTS, most):
         count *= 2
         attempt(count, best[1])
-        if (count, best[1]) not in trials or not trials[count, best[1]].score > trials[best].score:
+        if (count, best[1]) in trials and trials[count, best[1]].score > trials[best].score:
+            best = count, best[1]
+        elif count >= _ALWAYS_TRIED:
             break
-        best = count, best[1]
     n_epochs = trials[best].n_epochs if best in trials else None
     return Choice(*best, n_epochs, {key: trial.score for key, trial in trials.items()})
 
