@@ -11,12 +11,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from mvrbm.card_signature import is_unedited_card
 from mvrbm.errors import StorageError
 from mvrbm.extras import require
 from mvrbm.io.atomic import recover_folder
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.model_card import HUB_NAME, SHIPPED, ModelCard, write_card
-from mvrbm.saving import CARD, CHAINS, CONFIG, MODEL, is_unedited_card, replace_model, write_machine
+from mvrbm.saving import CARD, CHAINS, CONFIG, MODEL, replace_model, write_machine
 
 __all__ = ["download", "find", "is_hub_name", "push_to_hub", "save_pretrained"]
 

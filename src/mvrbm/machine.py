@@ -8,7 +8,7 @@ import functools
 import hashlib
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mvrbm.couplings.base import DEFAULT_STD, Coupling, center
 from mvrbm.random import RandomSource
+from mvrbm.spectral_norm import spectral_norm
 from mvrbm.units.base import LARGEST_PARAMETER, Unit
 
 #: A batch of visible data: a mapping from layer names to arrays, or a single array if there is only one layer.
@@ -26,9 +27,6 @@ Visible = Tensor | Mapping[str, Tensor]
 # layers from its Gram matrix. Above these limits, Lanczos iteration is used.
 _LARGEST_GRAM = 1024
 _MOST_NUMBERS = 2**22
-# Maximum number of Lanczos iterations, and the relative change at which the iteration stops.
-_LANCZOS_STEPS = 200
-_LANCZOS_TOLERANCE = 1e-7
 #: Largest initial spectral norm of the coupling between Gaussian layers, unless the user chooses the initial weights.
 INITIAL_NORM = 0.5
 
@@ -423,14 +421,7 @@ class BoltzmannMachine(nn.Module):
             ]
             return functools.reduce(operator.add, products).flatten(1)
 
-        if self._norm_rows() > 1:
-            identity = torch.eye(size, dtype=self.like.dtype, device=self.like.device)
-            largest = float(torch.linalg.eigvalsh(gram(identity))[-1])
-        else:
-            # Start from a random vector. A vector of ones would be orthogonal to the leading eigenvector if the columns
-            # of the factors have mean zero.
-            largest = _largest_eigenvalue(gram, RandomSource(0).normal((1, size), self.like))
-        return float(np.sqrt(max(largest, 0.0)))
+        return spectral_norm(gram, size, self.like, at_once=self._norm_rows() > 1)
 
     @property
     def bytes_to_check(self) -> int:
@@ -446,33 +437,6 @@ class BoltzmannMachine(nn.Module):
         if not visible or not self.hidden.largest_spread:
             return 0
         return size if size <= _LARGEST_GRAM and size * (size + visible) <= _MOST_NUMBERS else 1
-
-
-def _largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> float:
-    """Compute the largest eigenvalue of a symmetric linear map on arrays of shape (1, n) by Lanczos iteration.
-
-    Only three vectors are stored. Without reorthogonalization, the iteration finds some eigenvalues several times,
-    which does not affect the largest one.
-    """
-    from scipy.linalg import eigvalsh_tridiagonal
-
-    before, now = start, start / torch.linalg.vector_norm(start)
-    diagonal, beside, found = list[float](), list[float](), [0.0]
-    for _ in range(_LANCZOS_STEPS):
-        after = product(now)
-        if beside:
-            after.sub_(before, alpha=beside[-1])
-        diagonal.append(float((after * now).sum()))
-        after.sub_(now, alpha=diagonal[-1])
-        if not math.isfinite(diagonal[-1]):
-            return math.inf
-        found.append(float(eigvalsh_tridiagonal(diagonal, beside)[-1]))
-        length, tolerance = float(torch.linalg.vector_norm(after)), _LANCZOS_TOLERANCE * abs(found[-1])
-        if length <= tolerance or abs(found[-1] - found[max(-4, -len(found))]) <= tolerance:
-            break
-        beside.append(length)
-        before, now = now, after.div_(length)
-    return found[-1]
 
 
 def _check_shape(tensor: Tensor, name: str, shape: tuple[int, ...]) -> None:

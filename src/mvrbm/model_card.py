@@ -13,8 +13,9 @@ from typing import Any
 
 from safetensors import safe_open
 
+from mvrbm.card_signature import signed_card
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.saving import CARD, ESTIMATOR, MODEL, STACK, read_config, signed_card
+from mvrbm.saving import CARD, ESTIMATOR, MODEL, STACK, read_config
 
 __all__ = ["HUB_NAME", "SHIPPED", "ModelCard", "write_card"]
 

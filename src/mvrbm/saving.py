@@ -7,7 +7,6 @@ so this module does not have to import them. :mod:`mvrbm.training.checkpoints` w
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mvrbm import validation
+from mvrbm.card_signature import is_unedited_card
 from mvrbm.couplings import COUPLINGS, Coupling, make_coupling
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
@@ -187,16 +187,6 @@ def is_replaceable(folder: Path) -> bool:
         return True
     known = {CONFIG, MODEL, CHAINS, CARD}
     return names <= known and CONFIG in names and read_json(folder / CONFIG).get("format") == FORMAT
-
-
-def signed_card(text: str) -> str:
-    """Append a hash to the text of a model card, in a hidden comment, so that later edits are recognized."""
-    return f"{text}\n<!-- sha256 of the lines above: {hashlib.sha256(text.encode()).hexdigest()} -->\n"
-
-
-def is_unedited_card(text: str) -> bool:
-    """Return whether a model card has the hash of its text. Cards written by version 0.2 have no hash."""
-    return text == signed_card(text.rpartition("\n<!--")[0])
 
 
 def _is_unedited(card: Path) -> bool:

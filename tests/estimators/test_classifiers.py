@@ -14,7 +14,7 @@ import mvrbm
 from mvrbm import MVRBM, ClassificationMVRBM, DeepMVRBM, DeepMVRBMClassifier, Dense, MVRBMClassifier, RandomSource
 from mvrbm.errors import StorageError
 from mvrbm.estimators import Layer
-from mvrbm.estimators.network import virtual_adversarial_loss
+from mvrbm.estimators.adversarial_loss import virtual_adversarial_loss
 from mvrbm.training import DivergenceError, backprop
 
 FAST = {"n_epochs": 8, "batch_size": 20, "learning_rate": 0.02, "random_state": 0}

@@ -6,9 +6,10 @@ import torch
 
 from mvrbm import DeepMVRBM, Dense, RandomSource
 from mvrbm.estimators import Layer
+from mvrbm.estimators.adversarial_loss import virtual_adversarial_loss
 from mvrbm.estimators.fine_tuning import FineTuningLoss
 from mvrbm.estimators.labels import Labeled
-from mvrbm.estimators.network import StructuredNetwork, virtual_adversarial_loss
+from mvrbm.estimators.network import StructuredNetwork
 from tables import generator, randomize
 
 DROPPED = (0.1, 0.6, 0.3)  # of the data and of two layers

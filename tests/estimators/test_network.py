@@ -8,7 +8,8 @@ import torch
 
 from mvrbm import DeepMVRBM, DeepMVRBMClassifier, Dense, MVRBMClassifier, RandomSource
 from mvrbm.estimators import Layer
-from mvrbm.estimators.network import StructuredNetwork, field_of, virtual_adversarial_loss
+from mvrbm.estimators.adversarial_loss import virtual_adversarial_loss
+from mvrbm.estimators.network import StructuredNetwork, field_of
 from tables import CONNECTED, generator, randomize
 
 

@@ -19,13 +19,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mvrbm.devices import resolve_device, sensible_threads
+from mvrbm.estimators.adversarial_loss import class_distance, virtual_adversarial_loss
 from mvrbm.estimators.base import check_same
 from mvrbm.estimators.batches import ROWS_AT_ONCE, Array, check_values, unit_for
 from mvrbm.estimators.classifier_base import ArrayClassifier
 from mvrbm.estimators.deep import DeepMVRBM, build_stack
 from mvrbm.estimators.inputs import VISIBLE
 from mvrbm.estimators.labels import Labeled
-from mvrbm.estimators.network import StructuredNetwork, class_distance, virtual_adversarial_loss
+from mvrbm.estimators.network import StructuredNetwork
 from mvrbm.estimators.parameters import seed_of
 from mvrbm.estimators.persistence import stored_descent
 from mvrbm.estimators.undo_on_error import undo_on_error

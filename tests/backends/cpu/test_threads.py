@@ -9,7 +9,7 @@ import torch
 
 from backend_runs import DEFAULT, Case, assert_equal_states, everything_in, start, train, with_negative
 from mvrbm import Bernoulli, Categorical, Dense, Gaussian, compiled
-from mvrbm.backends.cpu import products
+from mvrbm.backends.cpu import parallel_products
 from mvrbm.backends.cpu.gemm import GemmBackend
 from mvrbm.backends.cpu.native import NativeBackend
 from mvrbm.backends.cpu.one_hot import OneHotBackend
@@ -120,7 +120,7 @@ def test_products_by_blocks_are_the_products(m, k, n, add):
     for threads in (1, 3):
         torch.set_num_threads(threads)
         into = before.clone()
-        products.matmul_in_blocks(a, b, into, add=add)
+        parallel_products.matmul_in_blocks(a, b, into, add=add)
         found.append(into)
         assert torch.get_num_threads() == threads
     torch.testing.assert_close(found[0].double(), exact, rtol=1e-4, atol=1e-5 + 3e-7 * k)  # rounding of k terms
@@ -128,6 +128,6 @@ def test_products_by_blocks_are_the_products(m, k, n, add):
 
 
 def test_errors_of_other_threads_are_raised(monkeypatch):
-    monkeypatch.setattr(products, "_matmul", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(parallel_products, "_matmul", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        products.matmul_in_blocks(torch.zeros(400, 400), torch.zeros(400, 400), torch.zeros(400, 400))
+        parallel_products.matmul_in_blocks(torch.zeros(400, 400), torch.zeros(400, 400), torch.zeros(400, 400))

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from mvrbm.backends.cpu.flat_arrays import FlatArrays
 from mvrbm.backends.cpu.mode_products import ModeProducts
-from mvrbm.backends.cpu.products import compute
+from mvrbm.backends.cpu.parallel_products import compute
 
 
 class FlatCentering:

@@ -2,7 +2,7 @@
 
 from mvrbm.backends.cpu.flat_arrays import FlatArrays
 from mvrbm.backends.cpu.mode_products import ModeProducts
-from mvrbm.backends.cpu.products import Call
+from mvrbm.backends.cpu.parallel_products import Call
 
 
 class Side:

@@ -12,7 +12,7 @@ from functools import partial
 
 from torch import Tensor
 
-from mvrbm.backends.cpu.products import Call, compute, matmul_in_blocks
+from mvrbm.backends.cpu.parallel_products import Call, compute, matmul_in_blocks
 from mvrbm.backends.layout import Layout
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import Layers

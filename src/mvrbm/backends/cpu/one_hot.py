@@ -20,7 +20,7 @@ from mvrbm.backends.cpu import flat_backend
 from mvrbm.backends.cpu.draws import DRAWS
 from mvrbm.backends.cpu.flat_arrays import FlatLayer
 from mvrbm.backends.cpu.flat_backend import FlatCpuBackend
-from mvrbm.backends.cpu.products import in_blocks, matmul_in_blocks
+from mvrbm.backends.cpu.parallel_products import in_blocks, matmul_in_blocks
 from mvrbm.backends.layout import Layout
 from mvrbm.devices import one_thread
 from mvrbm.random import RandomSource
