@@ -12,8 +12,12 @@ from mvrbm.estimators.imputer.linear_model import Linear
 from mvrbm.estimators.imputer.masking import Samples, masks_like_missing
 from mvrbm.estimators.imputer.scaling import Scaling
 
-# Range, location and scale of five entries, all different.
-SCALING = Scaling(*torch.tensor([[-1.0, 0, 1, 2, 3], [2, 4, 6, 8, 10], [0.5, 1, 2, 4, 5], [2, 0.5, 3, 1, 4]]).double())
+# Range, location and scale of five entries, all different, and their units, which are all 1.
+SCALING = Scaling(
+    *torch.tensor(
+        [[-1.0, 0, 1, 2, 3], [2, 4, 6, 8, 10], [0.5, 1, 2, 4, 5], [2, 0.5, 3, 1, 4], [1, 1, 1, 1, 1]]
+    ).double()
+)
 
 
 def random_correction(filled):

@@ -66,12 +66,15 @@ def test_deviations_and_draws_are_scaled_to_the_errors_on_held_out_entries():
     rng = np.random.default_rng(0)
     x = rng.standard_t(3, size=(60, 5)) * [1, 2, 3, 4, 5] + rng.normal(size=(60, 1)) ** 3  # not normal
     imputer = MVRBMImputer(correction="none", n_factors=1, random_state=0).fit(x)
+    units = imputer.units_
+    data = x
+    x = data / units
     everything = torch.ones(x.shape, dtype=torch.bool)
     rng = RandomSource(seed_of(0))
-    data = hold_out(torch.tensor(x), everything, (5,), rng)  # as in fit
-    hidden = data.held.numpy()
-    weights = entry_weights(data.x, everything, per_entry=True)
-    chosen = choose_linear(data, weights, (5,), 1, 1, lambda *_: None)
+    samples = hold_out(torch.tensor(x), everything, (5,), rng)  # as in fit
+    hidden = samples.held.numpy()
+    weights = entry_weights(samples.x, everything, per_entry=True)
+    chosen = choose_linear(samples, weights, (5,), 1, 1, lambda *_: None)
     assert chosen.linear.residuals is None
 
     def predictions(factors, hidden):
@@ -93,11 +96,11 @@ def test_deviations_and_draws_are_scaled_to_the_errors_on_held_out_entries():
     assert abs(calibration - 1) > 0.05  # otherwise, the comparison would not show whether it is used
     factors = Factors.of(imputer.machine_)
     means, deviations = predictions(factors, hidden)
-    gaps = np.where(hidden, np.nan, x)
-    np.testing.assert_allclose(imputer.standard_deviation(gaps), calibration * deviations, rtol=1e-6)
+    gaps = np.where(hidden, np.nan, data)
+    np.testing.assert_allclose(imputer.standard_deviation(gaps), calibration * deviations * units, rtol=1e-6)
     drawn = factors.draw(torch.tensor(x), torch.tensor(~hidden), RandomSource(seed_of(0))).numpy()
     scaled = np.clip(means + calibration * (drawn - means), x.min(0), x.max(0))
-    np.testing.assert_allclose(imputer.draw(gaps, 1)[0], np.where(hidden, scaled, x), rtol=1e-6)
+    np.testing.assert_allclose(imputer.draw(gaps, 1)[0], np.where(hidden, scaled * units, data), rtol=1e-6)
 
 
 def walks(n, seed):
@@ -211,7 +214,7 @@ def test_without_clipping_predictions_and_draws_leave_the_range():
 def test_corrections_get_samples_in_standard_deviations(shape):
     x = np.random.default_rng(0).normal(size=(40, *shape)) * np.arange(1, 7).reshape(shape)
     scaling = MVRBMImputer("rectified", n_factors=1, n_epochs=1, random_state=0).fit(x)._predictor.scaling
-    variances = x.var(0).reshape(-1)
+    variances = (x.reshape(40, 6) / scaling.units.numpy()).var(0)
     expected = np.sqrt(variances if len(shape) == 1 else np.full(6, variances.mean()))
     np.testing.assert_allclose(scaling.scale, expected)
 

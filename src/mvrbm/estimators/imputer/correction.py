@@ -126,8 +126,7 @@ class Correction(nn.Module):
         start = center
         width = scale
         if self.bounded:
-            start = scaling.low.to(x)
-            end = scaling.high.to(x)
+            start, end = (part.to(x) for part in scaling.own_range())
             width = torch.where(start < end, end - start, 1.0)
         found: Tensor = self(value, known, (first - start) / width)
         return start + width * found

@@ -25,8 +25,8 @@ from mvrbm.units import Gaussian
 _TOLERANCE = 1e-4
 # Minimum noise variance, as a fraction of the variance of an entry.
 _LEAST_NOISE = 1e-3
-# Minimum variance used to standardize an entry, as a fraction of the median variance.
-_LEAST_VARIANCE = 1e-2
+# Standard deviations up to this fraction of the mean are rounding errors of constant entries.
+_ROUNDING = 1e-12
 # Smallest eigenvalue of a covariance matrix that is written as a factor model, relative to the largest one.
 _LEAST_EIGENVALUE = 1e-6
 # Weight of the prior on the intercept, as a number of samples.
@@ -245,14 +245,13 @@ def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factor
 
 
 def moments(x: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Return means and variances of the known entries, of shape (D,). Very small variances are replaced."""
+    """Return means and variances of the known entries, of shape (D,). Constant entries get the median variance."""
     count = known.sum(0).clamp(min=1)
-    center = (x * known).sum(0) / count
+    center = (x.double() * known).sum(0) / count
     variance = ((x - center) ** 2 * known).sum(0) / count
-    varying = variance > 0
-    # Avoid division by almost zero for nearly constant entries.
-    least = _LEAST_VARIANCE * variance[varying].median() if bool(varying.any()) else variance.new_tensor(1.0)
-    return center, variance.clamp(min=least)
+    varying = variance > (_ROUNDING * center) ** 2
+    other = variance[varying].median() if bool(varying.any()) else variance.new_tensor(1.0)
+    return center.to(x), torch.where(varying, variance, other).to(x)
 
 
 def _rows_with_same_moments(z: Tensor) -> Tensor:

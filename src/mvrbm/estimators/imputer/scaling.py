@@ -1,17 +1,28 @@
-"""Range, location and scale of the entries in the training data."""
+"""Range, units, location and scale of the entries in the training data."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+# The unit of an index of an axis is a power mean of deviations with this exponent. It is so large that the rows and
+# columns of a picture, which have similar ranges but different variances, have similar units.
+_POWER = 8
+# Deviations up to this fraction of the mean are rounding errors of constant entries.
+_ROUNDING = 1e-12
+# Maximum numbers of iterations for geometric means and power means, and the relative change at which they stop.
+_MEAN_ITERATIONS = 100
+_POWER_ITERATIONS = 20
+_TOLERANCE = 1e-12
+
 
 @dataclass(frozen=True)
 class Scaling:
-    """Range, location and scale of the entries.
+    """Range, units, location and scale of the entries.
 
     Parameters
     ----------
@@ -19,13 +30,21 @@ class Scaling:
         Smallest and largest known values, per column for 2-D data, or over all entries for data with more axes. If
         there are no known values, `low` is 1 and `high` is 0.
     center, scale : Tensor of shape (D,)
-        Mean and scale of each entry in a sample, used to standardize the input to the correction.
+        Mean and scale of each entry in a sample, in its unit, used to standardize the input to the correction.
+    units : Tensor of shape (K * D,)
+        Units of all entries with the same index along the first axis, which are K samples. See :func:`axis_units`.
     """
 
     low: Tensor
     high: Tensor
     center: Tensor
     scale: Tensor
+    units: Tensor
+
+    def own_range(self) -> tuple[Tensor, Tensor]:
+        """Return the range of each entry in a sample, in its unit, as tensors of shape (D,)."""
+        shape = (-1, len(self.center))
+        return (self.low / self.units).reshape(shape).amin(0), (self.high / self.units).reshape(shape).amax(0)
 
     def clamp(self, rows: Tensor) -> Tensor:
         """Clamp values to the range of the training data, where this range is known."""
@@ -39,3 +58,53 @@ def data_range(x: Tensor, known: Tensor, *, per_column: bool) -> tuple[Tensor, T
     low = torch.where(some, torch.where(known, x, math.inf).amin(axes), 1.0)
     high = torch.where(some, torch.where(known, x, -math.inf).amax(axes), 0.0)
     return low, high
+
+
+def axis_units(x: Tensor, known: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a positive unit for each entry, of shape (D,), a product of one factor per index of each axis of a sample.
+
+    In these units, the deviations from the mean are alike for all indices of all axes. If the data is multiplied by
+    other factors along the axes, the units are multiplied by the same factors. A column of a table thus has its own
+    unit, as does a channel of a time series. `x` and `known` have shape (n, D). The product of the factors is unique,
+    and is found by rescaling one axis after the other, as in the algorithm of Sinkhorn and Knopp.
+    """
+    x = x.double()
+    count = known.sum(0)
+    center = (x * known).sum(0) / count.clamp(min=1)
+    if len(x) == 1:  # the deviations of a single sample are those along its last axis
+        of_rows, counts = (part.reshape(-1, shape[-1]).sum(1, keepdim=True) for part in (x * known, known))
+        center = (of_rows / counts.clamp(min=1)).expand(-1, shape[-1]).flatten()
+    sizes = torch.where(known, (x - center).abs(), 0.0)
+    sizes = torch.where(sizes > _ROUNDING * center.abs(), sizes, 0.0)
+    largest = sizes.amax(0)
+    # Divide by the largest deviations first, because their powers might overflow or be too small.
+    means = ((sizes / largest.clamp(min=torch.finfo(x.dtype).tiny)) ** _POWER).sum(0) / count.clamp(min=1)
+    logs = torch.where(largest > 0, torch.log(means) / _POWER + torch.log(largest), -math.inf)
+    logs = logs.reshape(*shape, 1)
+    varying = logs > -math.inf
+    # Mean logarithms are as covariant as power means, and converge faster. They are the initial units.
+    log_units = _balanced(logs, torch.zeros_like(logs), varying, _MEAN_ITERATIONS, power=0)
+    return torch.exp(_balanced(logs, log_units, varying, _POWER_ITERATIONS, power=_POWER)).flatten()
+
+
+def _balanced(logs: Tensor, log_units: Tensor, varying: Tensor, iterations: int, power: int) -> Tensor:
+    """Rescale one axis after the other, so that the power mean of all sizes with the same index is 1.
+
+    With power 0, the mean is the geometric mean. Only entries in the mask `varying` count.
+    """
+    for _ in range(iterations):
+        change = 0.0
+        for axis in range(logs.ndim - 1):  # the last axis has length 1
+            others = tuple(other for other in range(logs.ndim) if other != axis)
+            rest = logs - log_units
+            count = varying.sum(others, keepdim=True)
+            if power:
+                factor = (torch.logsumexp(power * rest, others, keepdim=True) - torch.log(count)) / power
+            else:
+                factor = torch.where(varying, rest, 0.0).sum(others, keepdim=True) / count
+            factor = torch.where(count > 0, factor, 0.0)
+            log_units = log_units + factor
+            change = max(change, float(factor.abs().max()))
+        if change < _TOLERANCE:
+            break
+    return log_units
