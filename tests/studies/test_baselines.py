@@ -44,8 +44,8 @@ def larger(images):
 # -- they learn -------------------------------------------------------------------------------------
 
 # Small sizes and few epochs, so that it is quick; the toolbox's need more than its one epoch with so few images.
-# The nearest class mean errs on 0.083 of the same test digits. The test takes the best of two models, and of six for the
-# deep network of the toolbox, which one time in four has not left its plateau after these epochs.
+# The nearest class mean errs on 0.083 of the same test digits. The test takes the best of two models, and of six for
+# the deep network of the toolbox, which one time in four has not left its plateau after these epochs.
 N_MODELS = {"dbn-toolbox": 6}
 LEARNERS = {
     "raw-1nn": (NearestNeighbor(), 0.03),
