@@ -34,6 +34,7 @@ def place(tmp_path, monkeypatch, trained):
     np.save("codes.npy", np.arange(60) % 2)
     np.save("few.npy", np.arange(3))
     np.save("cube.npy", np.zeros((60, 2, 2)))
+    np.save("long.npy", np.resize(BARS, (60, 5, 5)).reshape(60, 25)[:, :23])
     Path("names.txt").write_text("\n".join(NAMES))
     return tmp_path
 
@@ -143,6 +144,31 @@ def test_labels_of_samples_are_written(mvrbm, place):
         assert code != 0
         assert message in err
         assert not Path("b.npy").exists()
+
+
+NOT_IMAGES = r"samples of shape \(23,\) are not images; write a .npy file instead"
+
+
+@pytest.mark.parametrize(
+    ("command", "method"),
+    [
+        ("sample model out.png --labels-out labels.npy", "sample"),
+        ("reconstruct plain_model long.npy out.png", "reconstruct"),
+        ("inpaint plain_model long.npy out.png --missing-nan", "inpaint"),
+        ("outliers long.npy scores.npy --maps out.png", "fit"),
+    ],
+)
+def test_samples_that_are_no_images_are_an_error_before_computing(place, mistake, monkeypatch, command, method):
+    kinds = {"sample": ClassificationMVRBM, "fit": package.MVRBMOutlierDetector}
+    dense = {"coupling": "dense", "n_epochs": 1}
+    ClassificationMVRBM((3,), mode="generative", **dense).fit(np.load("long.npy"), NAMES).save("model")
+    package.RBM(3, n_epochs=1).fit(np.load("long.npy")).save("plain_model")
+    monkeypatch.setattr(kinds.get(method, package.RBM), method, lambda *_, **__: pytest.fail("this takes time"))
+    mistake(None, command, 1, f"out.png cannot be written: {NOT_IMAGES}")
+
+
+def test_labels_and_samples_need_separate_files(mistake):
+    mistake(None, "sample named a.npy --labels-out ./a.npy", 2, "--labels-out a.npy is the same file as OUT")
 
 
 def test_models_with_commands_of_their_own_name_them(mvrbm, place):

@@ -125,6 +125,7 @@ def reconstruct(
     opt.check_out(out, force)
     opt.check_columns(columns, out)
     model = opt.load_model(model_folder, device, "reconstruct")
+    opt.check_pictures(out, model.visible_shape_)
     reconstructed = model.reconstruct(opt.read(source, data_dir, rows, out), steps=steps)
     opt.write_samples(out, reconstructed, model.visible_shape_, force, as_json, columns=columns)
 
@@ -158,7 +159,10 @@ def sample(
     opt.check_columns(columns, out)
     if labels_out is not None:
         opt.check_out(labels_out, force, images=False)
+        if labels_out.resolve() == out.resolve():
+            raise UsageError(f"--labels-out {labels_out} is the same file as OUT; choose another file")
     model = opt.load_model(model_folder, device, "sample", seed)
+    opt.check_pictures(out, model.visible_shape_)
     if _is_exact(model):
         reason = "has no effect because the draws are exact"
         opt.check_absent(reason, steps=steps, label=label, labels_out=labels_out, means=means, start=start, data=data)
@@ -183,12 +187,13 @@ def sample(
     kind = values if label is None else f"{values} of {label}"
     words = f"{kind}, {steps:,} Gibbs steps from {origin}"
     if labels_out is not None:
+        details["labels"] = str(labels_out)
+    opt.write_samples(out, samples, model.visible_shape_, force, as_json, details, words, columns)
+    if labels_out is not None:
         from mvrbm.io.arrays import write_output
 
         labels = drawn[1]
         write_output(labels_out, labels if labels.dtype != object else labels.astype(str), force)
-        details["labels"] = str(labels_out)
-    opt.write_samples(out, samples, model.visible_shape_, force, as_json, details, words, columns)
 
 
 def _initial_states(
@@ -235,6 +240,7 @@ def inpaint(
     from mvrbm.io.arrays import read_samples
 
     model = opt.load_model(model_folder, device, "inpaint", seed)
+    opt.check_pictures(out, model.visible_shape_)
     every = read_samples(source, data_dir=data_dir)
     rows = opt.tiles(rows, out, len(every))
     samples = opt.chosen(every, rows, source)[:]

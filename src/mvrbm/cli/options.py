@@ -170,6 +170,17 @@ def check_out(out: Path, force: bool, *, images: bool = True) -> None:
     check_output(out, force, (".npy", *IMAGE_SUFFIXES) if images else (".npy",))
 
 
+def check_pictures(out: Path, shape: Sequence[int]) -> None:
+    """Raise ValueError if `out` is an image file but samples of the given shape are not images."""
+    from mvrbm.io.arrays import picture_shape
+
+    if not is_array(out):
+        try:
+            picture_shape(shape)
+        except ValueError as error:
+            raise ValueError(f"{out} cannot be written: {error}") from error
+
+
 def check_columns(columns: int | None, *outputs: Path | None) -> None:
     """Raise a usage error if --columns was given but none of the outputs is an image."""
     if all(out is None or out.suffix.lower() in (".npy", ".csv") for out in outputs):

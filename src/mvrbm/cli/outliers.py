@@ -65,8 +65,8 @@ def outliers(
     is_mixed = hasattr(samples, "iloc")
     if not is_mixed:
         opt.check_absent("requires a table with text columns as INPUT", day_first=dayfirst)
-    if is_mixed and maps is not None and not opt.is_array(maps):
-        raise ValueError(f"--maps {maps} must be a .npy file because {source} has text columns")
+    if maps is not None:
+        _check_maps(maps, samples, source, training.shape[1:] if detector is None else detector.visible_shape_)
 
     def train_detector() -> Any:
         import mvrbm
@@ -152,6 +152,14 @@ def _treatment_of_columns(table: Any, encoding: Any) -> dict[str, list[str]]:
         "categorical columns": list(table.columns[list(encoding.categories)]),
         "columns of dates": list(table.columns[list(encoding.dates)]),
     }
+
+
+def _check_maps(out: Path, samples: Any, source: str, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if `out` is an image but the samples, of the given shape each, are not images."""
+    if not hasattr(samples, "iloc"):
+        opt.check_pictures(out, shape)
+    elif not opt.is_array(out):
+        raise ValueError(f"--maps {out} must be a .npy file because {source} has text columns")
 
 
 def _write_maps(out: Path, detector: Any, samples: Any, order: list[int], force: bool, columns: int | None) -> None:

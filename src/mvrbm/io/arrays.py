@@ -7,6 +7,7 @@ A source is a file, a folder of images or shards, or a named dataset. `formats` 
 import io
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = [
     "contact_sheet",
     "half_mask",
     "known_entries",
+    "picture_shape",
     "read_array",
     "read_labels",
     "read_mask",
@@ -288,15 +290,21 @@ _SMALLEST_SHEET = 280
 
 
 def as_pictures(array: Array) -> Array:
-    """Reshape samples to images of shape (n, rows, columns).
+    """Reshape samples to images of shape (n, rows, columns). See :func:`picture_shape`."""
+    return array.reshape(len(array), *picture_shape(array.shape[1:]))
 
-    Samples must have shape (n, rows, columns), or (n, m) where m is a perfect square.
+
+def picture_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """Return the numbers of rows and columns of the image of one sample.
+
+    `shape` is the shape of the sample: (rows, columns), or (m,) where m is a perfect square. Raise InputError for other
+    shapes.
     """
-    if array.ndim == 2 and math.isqrt(array.shape[1]) ** 2 == array.shape[1]:
-        array = array.reshape(len(array), math.isqrt(array.shape[1]), -1)
-    if array.ndim != 3:
-        raise InputError(f"samples of shape {tuple(array.shape[1:])} are not images; write a .npy file instead")
-    return array
+    if len(shape) == 1 and math.isqrt(shape[0]) ** 2 == shape[0]:
+        return math.isqrt(shape[0]), math.isqrt(shape[0])
+    if len(shape) != 2:
+        raise InputError(f"samples of shape {tuple(shape)} are not images; write a .npy file instead")
+    return shape[0], shape[1]
 
 
 def contact_sheet(array: Array, *, stretch: bool = False, columns: int | None = None) -> NDArray[np.uint8]:
