@@ -37,6 +37,20 @@ def test_fits_and_saves_a_density(mvrbm, place):
     assert (result["components"], result["parameters"]) == (2, model.n_parameters_)
 
 
+def test_only_complete_samples_are_scored(mvrbm, place):
+    command = "mixture holes.npy --components 2 --epochs 3 --out model --quiet --force"
+    code, out, err = mvrbm(command)
+    assert code == 0, err
+    holes = np.load("holes.npy")
+    score = package.load("model").score(holes[~np.isnan(holes).any((1, 2))])
+    assert f"mean log-likelihood of 40 complete training samples  {score:.4f} nats" in out
+    holes[:, 0, 0] = np.nan
+    np.save("none.npy", holes)
+    code, out, err = mvrbm(command.replace("holes", "none"))
+    assert code == 0, err
+    assert "likelihood" not in out
+
+
 def test_options_reach_the_estimator(mvrbm, place):
     code, _, err = mvrbm(
         "mixture rows.npy --shape 4x5 --components auto --contrasts 2 --no-gate --level --epochs 2 --out m"

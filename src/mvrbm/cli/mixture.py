@@ -51,6 +51,8 @@ def mixture(
     After Ctrl-C or SIGTERM, the partially trained model is saved.
     """
     opt.check_model_out(out, force)
+    import numpy as np
+
     from mvrbm import MatrixMixture
 
     samples = opt.read(source, data_dir, rows)
@@ -66,9 +68,12 @@ def mixture(
         verbose=not quiet,
     )
     seconds, interrupt = resuming.fit(model, samples)
+    # Samples with missing entries have no score.
+    complete = samples[~np.isnan(samples).reshape(len(samples), -1).any(1)]
+    scored = "the" if len(complete) == len(samples) else f"{len(complete):,} complete"
     result = {
         "model": str(model.save(out, overwrite=True)),
-        "log_likelihood": model.score(samples),
+        "log_likelihood": model.score(complete) if len(complete) else None,
         "components": model.n_components_,
         "gate": model.unit_.gate,
         "parameters": model.n_parameters_,
@@ -78,11 +83,13 @@ def mixture(
     }
     rows_shown = [
         ("model", result["model"]),
-        ("mean log-likelihood of the training samples", f"{result['log_likelihood']:.4f} nats"),
         ("components", f"{result['components']}, {'with' if result['gate'] else 'without'} gates"),
         ("parameters", f"{result['parameters']:,}"),
         ("epochs", f"{result['epochs']} in {seconds:.1f} s"),
     ]
+    if len(complete):
+        shown = f"{result['log_likelihood']:.4f} nats"
+        rows_shown.insert(1, (f"mean log-likelihood of {scored} training samples", shown))
     opt.show(result, as_json, opt.table(rows_shown))
     if interrupt is not None:
         raise opt.Interrupted(
