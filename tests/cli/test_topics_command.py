@@ -41,6 +41,16 @@ def test_every_kind_of_file_gives_the_same_counts(place, name):
         assert read_documents(place / name)[1] == [str(number) for number in range(first, first + 4)]
 
 
+def test_byte_order_marks_are_no_letters(place):
+    (place / "marked.txt").write_text("dog\ncat\ndog dog\n", encoding="utf-8-sig")
+    (place / "marked.csv").write_text("text\ndog\ncat\ndog dog\n", encoding="utf-8-sig")
+    (place / "marked").write_text("\n".join(WORDS), encoding="utf-8-sig")
+    for name in ("marked.txt", "marked.csv"):
+        counts, words = read_documents(place / name)
+        assert (words, counts.toarray().tolist()) == (["dog"], [[1], [0], [2]])
+    assert read_documents(place / "pets.npz", vocabulary=place / "marked")[1] == WORDS
+
+
 def test_words_of_a_single_document_and_stop_words_are_left_out(place):
     (place / "few.txt").write_text("red red and blue\nblue and green\ngreen and blue yes\n")
     counts, words = read_documents(place / "few.txt")

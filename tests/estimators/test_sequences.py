@@ -285,6 +285,7 @@ BAD = [
     (lambda model: model.score_samples(["ABC"]), "the sequences have 3 sites, but the model has 4; align them"),
     (lambda model: model.score_samples(["ABCX"]), "'X' at site 3 is not a letter of the custom alphabet ABC"),
     (lambda model: model.sample(3, fixed="AB"), "fixed must have one character for each of the 4 sites, got 2"),
+    (lambda model: model.sample(3, fixed="A1??"), "fixed contains '1' at site 1; use letters of the alphabet"),
     (lambda model: model.sample(1, fixed="AB??", init=["ABCA"]), "fixed cannot be combined"),
     (lambda model: model.sample(1, temperatures=4, init=["ABCA"]), "temperatures cannot be combined"),
     (lambda model: model.sample(2, temperatures=1), "temperatures must be"),

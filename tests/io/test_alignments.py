@@ -6,6 +6,7 @@ import os
 import types
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from mvrbm.errors import AlignmentWarning, InputError, MemoryLimitError
@@ -44,6 +45,8 @@ FORMS = {
     "bytes": [row.encode() for row in SEQUENCES],
     "array of strings": np.array(SEQUENCES),
     "array of objects": np.array(SEQUENCES, dtype=object),
+    "series of objects": pd.Series(SEQUENCES, index=[7, 1, 2], dtype=object),
+    "series of strings": pd.Series(SEQUENCES, dtype="string"),
     "array of letters": np.array([list(row) for row in SEQUENCES]),
     "array of bytes": np.array([list(row) for row in SEQUENCES], dtype="S1"),
     "lists of letters": [list(row) for row in SEQUENCES],
@@ -66,7 +69,15 @@ def test_every_form_gives_the_same_codes(name):
     np.testing.assert_array_equal(alignment.one_hot(), np.eye(21)[CODES])
 
 
-FILES = {"family.fasta": FASTA, "family.a3m": FASTA, "family.sto": STOCKHOLM, "no-suffix": "\n" + FASTA}
+MARK = "\ufeff"  # the byte order mark that Windows puts in front of UTF-8
+FILES = {
+    "family.fasta": FASTA,
+    "family.a3m": FASTA,
+    "family.sto": STOCKHOLM,
+    "no-suffix": "\n" + FASTA,
+    "mark.fasta": MARK + FASTA,
+    "mark.sto": MARK + STOCKHOLM,
+}
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -209,6 +220,8 @@ BAD_DATA = [
     (["AC-"], {"alphabet": "ACGT"}, "'-' at site 2 is not a letter of the custom alphabet ACGT"),
     (["ACX"], {"alphabet": ALPHABETS["protein"].without_gap()}, "train with alphabet='protein', which has a gap"),
     (5, {}, "sequences must be a file, strings or an array, got int"),
+    (pd.DataFrame({"text": SEQUENCES}), {}, r"got DataFrame; pass one column, such as df\['sequence'\]"),
+    (dict(zip(NAMES, SEQUENCES, strict=True)), {}, "got dict; pass its values"),
     ([1, 2], {}, "sequence 0 must be a string or a row of letters, got int"),
     (CODES, {}, "alphabet is required for an array of numbers"),
     (CODES, {"alphabet": "dna"}, "codes must be integers from 0 to 4"),

@@ -29,6 +29,11 @@ def test_every_form_gives_the_same_matrix(tmp_path, kind):
     np.testing.assert_allclose(read_distances(path, 4), distances)
 
 
+def test_a_byte_order_mark_is_skipped(tmp_path):
+    (tmp_path / "one.txt").write_text("1 2 7.5\n", encoding="utf-8-sig")
+    assert read_distances(tmp_path / "one.txt", 2)[0, 1] == 7.5
+
+
 def test_unknown_pairs_are_nan(tmp_path):
     (tmp_path / "one.txt").write_text("3\t1\t7.5\n")
     found = read_distances(tmp_path / "one.txt", 3)

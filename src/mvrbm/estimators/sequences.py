@@ -25,7 +25,7 @@ from mvrbm.estimators.batches import Array, batches, joined, model_dtype, unit_f
 from mvrbm.estimators.initial_states import initial_states
 from mvrbm.estimators.inputs import VISIBLE
 from mvrbm.io.alignments import Alignment, as_alignment, write_fasta
-from mvrbm.io.alphabets import UNKNOWN, Alphabet
+from mvrbm.io.alphabets import UNKNOWN, UNKNOWN_LETTER, Alphabet
 from mvrbm.likelihood import (
     LogPartitionInterval,
     annealed_importance_sampling,
@@ -243,13 +243,25 @@ class AlignedRBM(ArrayRBM):
                     f"fixed must have one character for each of the {self.n_sites_:,} sites, got {len(fixed):,}; use "
                     "'?' for free sites"
                 )
-            state, known = self._clamp(self.align([fixed]).codes[0])
+            state, known = self._clamp(self._fixed_codes(fixed))
             start[VISIBLE] = torch.where(known, state, start[VISIBLE])
             known = known.expand(start[VISIBLE].shape) if bool(known.any()) else None
         self._warn_of_recipe()
         with sensible_threads(self.machine_, n):
             end = self._sampled(start, known, whole_number(steps, "steps"), temperatures, rng)
         return self._as_letters(end, as_array)
+
+    def _fixed_codes(self, fixed: str) -> Array:
+        """Return the codes of the letters that every sequence must have, and of question marks at all other sites."""
+        letters = self.alphabet_.letters
+        pattern = fixed if any(letter.islower() for letter in letters) else fixed.upper()
+        for site, letter in enumerate(pattern):
+            if letter not in letters + UNKNOWN_LETTER:
+                raise ValueError(
+                    f"fixed contains {fixed[site]!r} at site {site}; use letters of the alphabet {letters}, or '?' for "
+                    "free sites"
+                )
+        return np.asarray(self.alphabet_.encode([pattern])[0])
 
     def _sampled(
         self, start: Layers, known: Tensor | None, steps: int, temperatures: int | None, rng: RandomSource

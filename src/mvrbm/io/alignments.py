@@ -6,10 +6,11 @@ ambiguous letters such as X become gaps. Both raise an `AlignmentWarning`.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -134,7 +135,7 @@ def as_alignment(data: Any, alphabet: str | Alphabet | None = None, *, unknown: 
 
     Parameters
     ----------
-    data : Alignment, path, sequence of str, Biopython alignment, or array
+    data : Alignment, path, sequence of str, pandas Series, Biopython alignment, or array
         Arrays contain letters or integer codes of shape (n, sites), or one-hot rows of shape (n, sites, letters).
     alphabet, unknown
         See :func:`read_alignment`. Arrays of numbers require the alphabet. In one-hot encoding, NaN marks an unknown
@@ -153,6 +154,10 @@ def as_alignment(data: Any, alphabet: str | Alphabet | None = None, *, unknown: 
         return read_alignment(data, alphabet, unknown=unknown)
     if getattr(getattr(data, "dtype", None), "kind", None) in ("b", "i", "u", "f"):
         return _from_numbers(np.asarray(data), alphabet, unknown=unknown)
+    if isinstance(data, Mapping) or hasattr(data, "columns"):
+        # The items of a mapping are its keys, and those of a data frame are the names of its columns.
+        advice = "its values" if isinstance(data, Mapping) else "one column, such as df['sequence']"
+        raise InputError(f"sequences must be a file, strings or an array, got {type(data).__name__}; pass {advice}")
     try:
         items = list(data)
     except TypeError:
@@ -195,7 +200,9 @@ def write_fasta(
 def _parse(file: IO[bytes], path: Path) -> tuple[list[str], list[bytes], list[int]]:
     """Return the names, the letters and the line numbers of the sequences in a file."""
     head = file.read(_HEAD)
-    file.seek(0)
+    mark = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
+    head = head[mark:]
+    file.seek(mark)
     if not head.strip():
         raise InputError(f"{path} is empty")
     if b"\0" in head:

@@ -62,7 +62,7 @@ def read_distances(path: str | os.PathLike[str], n_sites: int) -> NDArray[Any]:
 def _numbers(path: Path) -> NDArray[Any]:
     """Parse rows of numbers. Error messages contain the line number."""
     rows: list[list[float]] = []
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             words = line.partition("#")[0].replace(",", " ").split()
             try:

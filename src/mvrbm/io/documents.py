@@ -90,7 +90,7 @@ def read_documents(
 
 
 def _lines(path: Path) -> Iterator[str]:
-    with reading(path), path.open(encoding="utf-8") as file:
+    with reading(path), path.open(encoding="utf-8-sig") as file:
         try:
             yield from file
         except UnicodeDecodeError:
