@@ -187,7 +187,7 @@ def test_replays_take_turns_as_updates_do(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["two layers, a variance learned", "order 3", "CP", "MPO", "shared bias"])
 def test_large_couplings_are_not_formed_and_train_alike(name, monkeypatch):
-    monkeypatch.setattr(expanded, "worth_forming", lambda link, n: False)
+    monkeypatch.setattr(expanded, "worth_expanding", lambda link, n: False)
     assert_same(train("graph", CASES[name]), train("plain", CASES[name]))
 
 
@@ -228,7 +228,7 @@ def test_mask_that_divides_a_one_hot_row_is_an_error():
 
 def test_small_couplings_are_formed_and_large_ones_where_it_saves_products():
     def worth(n, visible, hidden, coupling):
-        return expanded.worth_forming(coupling.connect(visible, hidden), n)
+        return expanded.worth_expanding(coupling.connect(visible, hidden), n)
 
     assert worth(512, (32, 32), (32, 32), Kronecker(1))  # 2**20 entries, 2**29 products
     assert not worth(513, (32, 32), (32, 32), Kronecker(1))
@@ -239,10 +239,10 @@ def test_small_couplings_are_formed_and_large_ones_where_it_saves_products():
     assert not worth(1, (4, 4), (4, 4), Dense())
 
 
-def test_memory_bounds_what_is_formed():
+def test_memory_bounds_what_is_expanded():
     coupling = Kronecker(200).connect((64, 64), (64, 128))  # 2**25 entries
-    assert expanded.worth_forming(coupling, 1)
-    assert not expanded.worth_forming(Kronecker(400).connect((96, 96), (96, 96)), 1)  # more than 2**26
+    assert expanded.worth_expanding(coupling, 1)
+    assert not expanded.worth_expanding(Kronecker(400).connect((96, 96), (96, 96)), 1)  # more than 2**26
 
 
 # -- tensor cores, and graphs that are used again -----------------------------------------------------------

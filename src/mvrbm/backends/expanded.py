@@ -16,7 +16,7 @@ _SMALL = 2**20
 _LARGEST = 2**26
 
 
-class FormedMachine:
+class ExpandedMachine:
     """Copy of a machine that shares the original units and expands couplings to full matrices where that is faster.
 
     Parameters
@@ -28,33 +28,35 @@ class FormedMachine:
     """
 
     def __init__(self, original: BoltzmannMachine, n: int) -> None:
-        self._formed: dict[str, tuple[Coupling, Dense]] = {}
+        self._expanded: dict[str, tuple[Coupling, Dense]] = {}
         for name, link in original.links.items():
-            if worth_forming(link, n):
+            if worth_expanding(link, n):
                 matrix = Dense()
                 matrix.allocate(link.visible_shape, link.hidden_shape)
-                self._formed[name] = link, matrix.to(original.like)
+                self._expanded[name] = link, matrix.to(original.like)
         self.refresh()
-        links = {name: self._formed[name][1] if name in self._formed else link for name, link in original.links.items()}
+        links = {
+            name: self._expanded[name][1] if name in self._expanded else link for name, link in original.links.items()
+        }
         self.machine = BoltzmannMachine(original.layers, original.hidden, links)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Recompute the full matrices from the current factors."""
-        for link, matrix in self._formed.values():
+        for link, matrix in self._expanded.values():
             matrix.dense().copy_(link.dense())
 
     def pull_back(self, gradient: Gradient) -> Gradient:
         """Convert the gradient for this machine's parameters to the gradient for the original machine's parameters."""
         found = dict(gradient)
-        for name, (link, matrix) in self._formed.items():
+        for name, (link, matrix) in self._expanded.items():
             of_matrix = found.pop(f"couplings.{name}.weight").view_as(matrix.dense())
             parts = link.from_dense_gradient(of_matrix)
             found |= {f"couplings.{name}.{key}": part for key, part in parts.items()}
         return found
 
 
-def worth_forming(link: Coupling, n: int) -> bool:
+def worth_expanding(link: Coupling, n: int) -> bool:
     """Return whether applying a coupling to `n` samples is faster with its full matrix."""
     if link.is_full:
         return False

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mvrbm.backends.base import EpochBackend, UpdateSettings
 from mvrbm.backends.device_memory import too_large_reason
-from mvrbm.backends.expanded import FormedMachine
+from mvrbm.backends.expanded import ExpandedMachine
 from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.backends.tf32 import tensor_cores
 from mvrbm.cuda_graphs import capture
@@ -125,7 +125,7 @@ class GraphBackend(EpochBackend):
         self._kept = [torch.empty_like(parameter) for parameter in state.learned.values()]
         self._fused = self._fused_step(state)
         n_chains = settings.negative.n_chains or self.batch_size
-        self._formed = FormedMachine(state.machine, self.batch_size + n_chains)
+        self._expanded = ExpandedMachine(state.machine, self.batch_size + n_chains)
         self._keep_in_place(state)
         self._memory = _memory_of(state)
 
@@ -213,32 +213,32 @@ class GraphBackend(EpochBackend):
         n = kind[0]
         rows = self._batches.rows(n)
         batch = self._batches.batch(state.machine, rows)
-        formed = self._formed_state(state)
-        self._formed.refresh()
+        expanded = self._expanded_state(state)
+        self._expanded.refresh()
         if self._batches.known:
             masks = self._batches.known_entries(rows)
-            rng = formed.missing_numbers()
-            batch = draw_unknown(formed.machine, batch, masks, rng, self.settings.missing_steps)
-        start_chains(self.settings, formed, batch)
-        gradient = self._formed.pull_back(own_gradient(formed, self.settings, batch))
-        if state.centering is not None and formed.centering is not None:
-            state.centering.hidden = formed.centering.hidden
+            rng = expanded.missing_numbers()
+            batch = draw_unknown(expanded.machine, batch, masks, rng, self.settings.missing_steps)
+        start_chains(self.settings, expanded, batch)
+        gradient = self._expanded.pull_back(own_gradient(expanded, self.settings, batch))
+        if state.centering is not None and expanded.centering is not None:
+            state.centering.hidden = expanded.centering.hidden
         if self.settings.recipe.normalized:
             normalize(gains_of(state.machine, gradient, powers_of(state, batch)))
         apply_relative_rates(state, gradient)
         if self.settings.optimizer is None:
-            self._step(state, formed.centering, gradient, n / self.batch_size)
+            self._step(state, expanded.centering, gradient, n / self.batch_size)
         else:
             self._gradients[kind] = gradient
         self._batches.position.add_(n)
         self._keep_in_place(state)
 
-    def _formed_state(self, state: TrainState) -> TrainState:
+    def _expanded_state(self, state: TrainState) -> TrainState:
         """Return the state with small couplings replaced by full matrices and with the update number on the device.
 
         Everything else is shared with the original state.
         """
-        machine = self._formed.machine
+        machine = self._expanded.machine
         centering = copy.copy(state.centering)
         if centering is not None:
             centering.machine = machine
@@ -265,7 +265,7 @@ class GraphBackend(EpochBackend):
         before = None if centering is None else centering.fields()
         recipe_step(state, gradient, self.settings.recipe, weight, self._clock.to(state.machine.like.dtype))
         if centering is not None and before is not None:
-            self._formed.refresh()
+            self._expanded.refresh()
             centering.follow(before)
         finite = torch.stack(torch._foreach_norm(learned, math.inf)) < math.inf  # False for NaN too
         torch.where(self._finite.all(), finite, self._finite, out=self._finite)

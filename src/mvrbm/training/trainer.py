@@ -511,7 +511,7 @@ class Trainer:
         world = self.world
         size = self.recipe.batch_size
         for other in [state for state in _kept_backend if state is not self.state]:
-            del _kept_backend[other]  # frees GPU memory used by other training runs
+            _kept_backend.pop(other, None)  # frees GPU memory used by other training runs
         with world.raise_together(ValueError, OSError, TypeError, MemoryError):
             if size < world.size:
                 raise ValueError(f"batch_size must be at least the number of processes ({world.size}), got {size}")
