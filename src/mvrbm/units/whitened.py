@@ -22,8 +22,8 @@ from mvrbm.validation import choice, whole_number
 N_GATES = 3
 #: Smallest variance of a coefficient of standardized data. It keeps constant directions from having infinite density.
 SMALLEST_VARIANCE = 1e-6
-# Entries whose scale is smaller than this, relative to the median, count as constant.
-_CONSTANT_RELATIVE_SCALE = 1e-6
+# Standard deviation below which an entry counts as constant, in rounding errors of its mean.
+_ROUNDING_ERRORS = 4
 # Initial standard deviation of the logarithms of a component's precisions. Equal components would stay equal.
 _START_NOISE = 0.3
 # Initial log-variances of the contrasts and of the Gaussians of a gate lie between minus and plus this number.
@@ -375,7 +375,8 @@ class WhitenedMixture(Unit):
         center = mean.mean().reshape(self.center.shape) if self.means == "one" else mean
         self.center.copy_(center)
         spread = variance + (mean - center) ** 2
-        scale = _separable_scale(spread, together=self.level, least=torch.finfo(mean.dtype).eps * mean.abs().max())
+        least = _ROUNDING_ERRORS * torch.finfo(mean.dtype).eps * mean.abs()
+        scale = _separable_scale(spread, together=self.level, least=least)
         self.log_scale.copy_(scale.log())
         squares = [(_cosines(size, spread.dtype, spread.device) ** 2)[None] for size in self.shape]
         variances = mode_products((spread / scale**2)[None, None], squares)[0, 0].clamp(min=SMALLEST_VARIANCE)
@@ -512,14 +513,15 @@ def _separable_scale(spread: Tensor, *, together: bool, least: Tensor) -> Tensor
     """Return a positive scale for each entry, a product of one factor per axis, given mean squares.
 
     A separable scale changes the unit of each row and column, but not the family of densities. If `together` is True,
-    all entries have one scale. Spreads below `least` are rounding errors. Constant entries have the median scale.
+    all entries have one scale. Rows and columns of an axis in which no spread is larger than its entry in `least` are
+    constant except for rounding errors, and get the median scale.
     """
+    spread = torch.where(spread > least**2, spread, 0.0)
     scale = torch.ones_like(spread)
     for d in range(1 if together else spread.ndim):
         others = tuple(e for e in range(spread.ndim) if together or e != d)
         part = (spread / scale**2).mean(others, keepdim=True) if others else spread / scale**2
-        varying = part[part > least**2]
+        varying = part[part > 0]
         middle = varying.median() if len(varying) else part.new_tensor(1.0)
-        constant = (part <= least**2) | (part <= _CONSTANT_RELATIVE_SCALE**2 * middle)
-        scale = scale * torch.where(constant, middle, part).sqrt()
+        scale = scale * torch.where(part > 0, part, middle).sqrt()
     return scale

@@ -259,6 +259,32 @@ def test_scale_of_the_data_does_not_matter(scale):
     assert np.isfinite(MatrixMixture(2, n_epochs=3).fit(np.full((30, 4), 7.0)).score(np.full((3, 4), 7.0)))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "scale", "offset"),
+    [
+        (np.float64, [1e-12, 1, 1, 1e9], [0, 0, 0, 0]),
+        (np.float32, [1e-6, 1e-3, 1, 1e4], [0, 0, 0, 0]),
+        (np.float32, [1e5, 1, 1, 1], [1e8, 0, 0, 0]),
+    ],
+)
+def test_units_of_columns_do_not_matter(dtype, scale, offset):
+    x = generator("units").standard_normal((100, 4)) @ (np.eye(4) + 0.5)
+    expected, found = (
+        MatrixMixture(1, gate=False, n_epochs=5, random_state=0).fit(data).score_samples(data)
+        for data in (x, (x * scale + offset).astype(dtype))
+    )
+    np.testing.assert_allclose(found + np.log(scale).sum(), expected, atol=0.05)
+
+
+def test_candidates_are_compared_in_the_precision_of_the_data():
+    """In single precision, the values in the first column would be multiples of 128."""
+    x = generator("offset").standard_normal((60, 3))
+    options = {"n_contrasts": 1, "n_epochs": 5, "random_state": 0}
+    expected = MatrixMixture(**options).fit(x).validation_scores_
+    found = MatrixMixture(**options).fit(x + np.array([1.7e9, 0, 0])).validation_scores_
+    assert found == pytest.approx(expected, abs=0.01)
+
+
 BAD = {
     "n_components must be a whole number": {"n_components": 0},
     "n_contrasts must be a whole number": {"n_contrasts": 1.5},

@@ -74,7 +74,9 @@ def choose(
     different = torch.unique(samples.values[complete[:_FEW]].flatten(1), dim=0)
     if len(different) < _FEWEST_TO_CHOOSE:
         return Choice(count, gates[0], None, {})
-    samples = samples.single()  # precise enough for a choice, and fast
+    unit = make(samples, 1, False, rng.split(1)[0])
+    samples = samples.standardized(unit)  # single precision is precise enough for a choice, and fast
+    jacobian = -float(unit.log_scale.sum())
     folds = _folds(samples.values, complete[rng.permutation(len(complete), complete.device)])
     trials: dict[tuple[int, bool], _Trial] = {}
 
@@ -83,7 +85,7 @@ def choose(
         if stop.error is None:
             trials[count, gate] = trial
             if training.verbose:
-                print(_description(count, gate, trial.score), file=sys.stderr, flush=True)
+                print(_description(count, gate, trial.score + jacobian), file=sys.stderr, flush=True)
 
     for gate in gates:
         attempt(count, gate)
@@ -96,7 +98,7 @@ def choose(
         elif count >= _ALWAYS_TRIED:
             break
     n_epochs = trials[best].n_epochs if best in trials else None
-    return Choice(*best, n_epochs, {key: trial.score for key, trial in trials.items()})
+    return Choice(*best, n_epochs, {key: trial.score + jacobian for key, trial in trials.items()})
 
 
 def _description(count: int, gate: bool, score: float) -> str:

@@ -81,9 +81,15 @@ class Samples:
         share = self.weights[rows].sum()
         return Samples(self.values[rows], self.weights[rows] / share, self.total * float(share))
 
-    def single(self) -> Samples:
-        """Return the samples in single precision."""
-        return Samples(self.values.float(), self.weights.float(), self.total)
+    def standardized(self, unit: WhitenedMixture) -> Samples:
+        """Return the samples in single precision, with the center and scale of a mixture as zero and one.
+
+        Differences of values are computed in the precision of the samples. Those that are rounding errors compared with
+        the scale become zero, so that constant entries remain constant.
+        """
+        values = (self.values - unit.center) * torch.exp(-unit.log_scale)
+        values = torch.where(values.abs() < torch.finfo(torch.float32).eps, 0.0, values)
+        return Samples(values.float(), self.weights.float(), self.total)
 
     def complete(self) -> Tensor:
         """Return the indices of the samples without unknown entries."""
