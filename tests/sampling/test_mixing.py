@@ -10,7 +10,7 @@ import torch
 from enumeration import every_visible_state
 from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource
 from mvrbm.sampling import chain_memory, check_mixing, gibbs
-from mvrbm.sampling.mixing import Mixing, _time_to_forget
+from mvrbm.sampling.mixing import Mixing, _disagreement, _time_to_forget
 from tables import generator, machine_named, random_states, randomize
 
 MIXED_LAYERS = ["categorical | bernoulli | dense() (2, 2)->(3,)", "image and label"]
@@ -87,14 +87,14 @@ def test_chains_that_do_not_move_remember_everything():
     assert chain_memory(machine, alike, alike) == 0.0
 
 
-def with_modes(shift=0.0):
+def with_modes(shift=0.0, strength=8.0):
     """A machine of 60 sites with two modes, one for each of the first two letters."""
     machine = BoltzmannMachine(Categorical((60, 3)), Bernoulli(2), Dense())
     weight = torch.zeros(2, 60, 3)
-    weight[0, :, 0] = weight[1, :, 1] = 8.0
+    weight[0, :, 0] = weight[1, :, 1] = strength
     with torch.no_grad():
         machine.links["visible"].weight.copy_(weight.reshape(2, 180))
-        machine.hidden.bias.fill_(-300)
+        machine.hidden.bias.fill_(-37.5 * strength)
         machine.visible["visible"].bias[:, 0] = shift
     return machine
 
@@ -109,7 +109,7 @@ def test_independent_sites_mix_at_once():
     assert found.mixed
     assert found.time == 1
     assert found.lags == [1, 2, 4, 8]
-    assert str(found) == "mixed: chains forget their states within about 1 steps"
+    assert str(found) == "mixed: chains forget their states within about 1 step"
 
 
 def test_chains_that_are_stuck_in_modes_have_not_mixed():
@@ -130,6 +130,35 @@ def test_chains_from_data_reveal_a_mode_that_others_miss():
     both = check_mixing(machine, data, n_chains=50, steps=32, rng=RandomSource(3))
     assert both.disagreement > 0.5
     assert not both.mixed
+
+
+def test_disagreement_of_chains_frozen_in_single_states_is_1():
+    """The odds that a site changes are exp(-30), or that a random chain starts in the second mode, 10 ** -20."""
+    machine = with_modes(shift=3.0, strength=40.0)
+    with torch.no_grad():
+        machine.visible["visible"].bias[:, 2] = -60
+        machine.links["visible"].weight[0].reshape(60, 3)[:, 0] = 80
+    data = torch.nn.functional.one_hot(torch.ones(50, 60, dtype=torch.long), 3).float()
+    found = check_mixing(machine, data, n_chains=50, steps=8, rng=RandomSource(3))
+    assert found.memory == {"random": [0.0] * 3, "data": [0.0] * 3}
+    assert found.disagreement == 1
+    assert not found.mixed
+    assert "differ by 1.00" in str(found)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.9, 1.0])
+def test_disagreement_is_from_0_to_1(share):
+    """Random states with few or many letters that are the same within a set, and differ between the sets."""
+    machine = BoltzmannMachine(Categorical((40, 3)), Bernoulli(2), Dense())
+    rng = generator("sets")
+    letters = [np.where(rng.random((30, 40)) < share, letter, rng.integers(0, 3, (30, 40))) for letter in (0, 1)]
+    ends = {str(i): {"visible": torch.nn.functional.one_hot(torch.tensor(x), 3)} for i, x in enumerate(letters)}
+    found = _disagreement(machine, ends)
+    # Two letters are both fixed with probability share**2, and otherwise equal with probability 1/3.
+    between = (1 - share**2) / 3
+    assert 0 <= found <= 1
+    assert found == pytest.approx(share**2 / (1 - between), abs=0.08)
+    assert _disagreement(machine, {"one": ends["0"], "two": ends["0"]}) == 0
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,9 @@ class Mixing:
     time : float
         Estimated number of Gibbs steps after which the memory is below 0.05, or infinity if it never falls below 0.05.
     disagreement : float or None
-        Difference between the final states of the chains that started from random states and of those that started from
-        data, from 0 (no difference) to 1 (no site has the same value), or None if no data was given.
+        How much less the final states of one set of chains (from random states or from data) overlap with the states of
+        the other set than with each other: 0 if the two sets agree, 1 if each set is stuck in a single state of its
+        own. None if no data was given.
     """
 
     lags: list[int]
@@ -52,7 +53,8 @@ class Mixing:
         if math.isinf(self.time):
             worst = max(values[-1] for values in self.memory.values())
             return f"not mixed: after {longest:,} steps, chains still have a memory of {worst:.2f} of their states"
-        found = f"chains forget their states within about {math.ceil(self.time):,} steps"
+        steps = math.ceil(self.time)
+        found = f"chains forget their states within about {steps:,} step{'' if steps == 1 else 's'}"
         if not self.mixed:
             return f"not mixed: {found}, but chains from data and from random states differ by {self.disagreement:.2f}"
         return f"mixed: {found}"
@@ -151,12 +153,13 @@ def _time_to_forget(lags: list[int], memory: list[float]) -> float:
 
 
 def _disagreement(machine: BoltzmannMachine, ends: Mapping[str, Layers]) -> float:
-    """Return the energy distance between two sets of states, relative to the distance between unrelated states."""
+    """Return how much less states overlap between two sets than within the sets, as in :func:`chain_memory`."""
     n = min(_count(layers) for layers in ends.values())
     first, second = ({name: array[:n] for name, array in layers.items()} for layers in ends.values())
     others = _others(first)
     inside = (_overlap(machine, first, first, others) + _overlap(machine, second, second, others)) / 2
-    return max(0.0, (inside - _overlap(machine, first, second, others)) / (1 - inside)) if inside < 1 else 0.0
+    between = _overlap(machine, first, second, others)
+    return max(0.0, (inside - between) / (1 - between)) if between < 1 else 0.0
 
 
 def _check_sites(machine: BoltzmannMachine) -> None:
