@@ -29,9 +29,6 @@ one      AC
 two/3-7  AC
 three    DE
 //
-# STOCKHOLM 1.0
-other    ACDEF
-//
 """
 
 
@@ -126,6 +123,37 @@ def test_ambiguous_letters_become_gaps_with_a_note():
         assert as_alignment(["MXBAC", "MKXAC"]).sequences == ["M--AC", "MK-AC"]
     with pytest.warns(AlignmentWarning, match=r"1 N"):
         assert as_alignment(["ACGN", "ACGU"]).alphabet == ALPHABETS["rna"]
+
+
+def test_one_ambiguous_letter_does_not_turn_rna_into_protein():
+    with pytest.warns(AlignmentWarning, match=r"ambiguous letters were replaced with gaps \(1 R\)"):
+        alignment = as_alignment(["GGCUAACGUU"] * 50 + ["GGCURACG-U"])
+    assert alignment.alphabet == ALPHABETS["rna"]
+    assert alignment.sequences[-1] == "GGCU-ACG-U"
+
+
+def test_t_in_rna_and_u_in_dna_stand_for_the_same_base():
+    with pytest.warns(AlignmentWarning, match="the data: 2 letters T were read as U"):
+        assert as_alignment(["GGCUU", "GGCTT", "GACUU"]).sequences == ["GGCUU", "GGCUU", "GACUU"]
+    with pytest.warns(AlignmentWarning, match="1 letters U were read as T"):
+        assert as_alignment(["GU"], "dna").sequences == ["GT"]
+    with pytest.raises(InputError, match="'T' at site 1 is not a letter"):
+        as_alignment(["GT"], "-ACGU")  # the letters that the user gave
+
+
+def test_an_alignment_with_unknown_letters_is_rejected_where_they_are_not_supported():
+    alignment = as_alignment(["MK?", "?KW"], unknown=True)
+    assert as_alignment(alignment, unknown=True) is alignment
+    with pytest.raises(InputError, match=r"sequence 0: '\?' at site 2 .*unknown letters are not supported here"):
+        as_alignment(alignment)
+
+
+def test_further_alignments_in_a_stockholm_file_are_noted(tmp_path):
+    one = "# STOCKHOLM 1.0\na MK\nb MW\n//\n"
+    path = tmp_path / "families.sto"
+    path.write_text(one * 2)
+    with pytest.warns(AlignmentWarning, match=r"families\.sto contains several alignments; only the first one was"):
+        assert read_alignment(path).names == ["a", "b"]
 
 
 def test_names_may_follow_two_marks(tmp_path):

@@ -20,7 +20,13 @@ DETECTED = [
     ("UUN-", "rna", "-ACGU"),
     ("ACDE", "protein", "ACDEFGHIKLMNPQRSTVWY"),
     ("ACDEX", "protein", "-ACDEFGHIKLMNPQRSTVWY"),
-    ("ACGTU", "protein", "-ACDEFGHIKLMNPQRSTVWY"),
+    ("AACCGGTTU", "dna", "ACGT"),
+    ("AACCGGUUT", "rna", "ACGU"),
+    ("GGCUAACGUU" * 5 + "RN", "rna", "-ACGU"),
+    ("GGCTAACGTT" * 5 + "RYKM", "dna", "-ACGT"),
+    ("N" * 50 + "ACGT", "dna", "-ACGT"),
+    ("ACDGHKMNRSTVWY", "protein", "ACDEFGHIKLMNPQRSTVWY"),
+    ("MACEGTU", "protein", "-ACDEFGHIKLMNPQRSTVWY"),
     ("ACD?", "protein", "ACDEFGHIKLMNPQRSTVWY"),
 ]
 
@@ -29,6 +35,11 @@ DETECTED = [
 def test_the_smallest_alphabet_is_detected(text, name, letters):
     found = detect_alphabet(counts_of(text))
     assert (found.name, found.letters) == (name, letters)
+
+
+def test_an_alphabet_in_which_a_base_becomes_a_gap_is_not_detected():
+    with pytest.raises(InputError, match="only 67% of the letters are A, C, G, T or U"):
+        detect_alphabet(counts_of("GGCUACGU-RYKM"))
 
 
 @pytest.mark.parametrize("alphabet", [*ALPHABETS.values(), Alphabet("01")])

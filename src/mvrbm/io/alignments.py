@@ -122,6 +122,9 @@ def read_alignment(
         raw.seek(0)
         file = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if compressed else raw
         names, rows, lines = _parse(file, path)
+        has_more = bool(file.read(_HEAD).strip())
+    if has_more:
+        _note(f"{path} contains several alignments; only the first one was read")
     _note_duplicates(names, path)
 
     def place(row: int) -> str:
@@ -147,8 +150,9 @@ def as_alignment(data: Any, alphabet: str | Alphabet | None = None, *, unknown: 
         The aligned sequences.
     """
     if isinstance(data, Alignment):
-        if alphabet is None or data.alphabet == as_alphabet(alphabet):
+        if (unknown or data.complete) and (alphabet is None or data.alphabet == as_alphabet(alphabet)):
             return data
+        alphabet = data.alphabet if alphabet is None else alphabet
         return as_alignment(data.sequences, alphabet, unknown=unknown)
     if isinstance(data, str | os.PathLike):
         return read_alignment(data, alphabet, unknown=unknown)
@@ -340,6 +344,9 @@ def _aligned(
     if replaced:
         which = ", ".join(f"{count:,} {letter}" for letter, count in replaced.items())
         _note(f"{source}: ambiguous letters were replaced with gaps ({which})")
+    if used.other_base is not None and counts[ord(used.other_base[0])]:
+        other, base = used.other_base
+        _note(f"{source}: {int(counts[ord(other)]):,} letters {other} were read as {base}")
     return Alignment(codes, used, names)
 
 

@@ -24,6 +24,11 @@ INVALID = 254
 
 # Letters that stand for several letters or for rare ones. They are read as gaps.
 _AMBIGUOUS = {"protein": "XBZJUO", "rna": "NRYSWKMBDHVX", "dna": "NRYSWKMBDHVX"}
+# T in RNA is read as U, and U in DNA as T: both stand for the same base, and databases mix the two.
+_SAME_BASE = {"rna": "TU", "dna": "UT"}
+# Minimum fraction of A, C, G, T and U among the letters other than N in sequences of nucleotides. All 16 letters for
+# nucleotides and sets of them, except U, also stand for amino acids, but proteins consist of more than these.
+_NUCLEOTIDES = 0.9
 # Maximum number of letters. The codes above are reserved.
 _MOST_LETTERS = 250
 
@@ -75,6 +80,12 @@ class Alphabet:
         """Letters that are read as gaps, such as X in proteins and N in RNA."""
         return _AMBIGUOUS.get(self.name, "") if self.has_gap else ""
 
+    @property
+    def other_base(self) -> tuple[str, str] | None:
+        """A letter that is not in the alphabet, and the letter that it is read as: T as U in RNA, and U as T in DNA."""
+        other, base = _SAME_BASE.get(self.name, "  ")
+        return (other, base) if base in self.letters and other not in self.letters else None
+
     def without_gap(self) -> Alphabet:
         """Return the alphabet without the gap."""
         return Alphabet(self.letters.replace(GAP, ""), self.name)
@@ -86,6 +97,9 @@ class Alphabet:
         if self.has_gap:
             for letter in self.ambiguous + ".":
                 table[ord(letter)] = self.letters.index(GAP)
+        if self.other_base is not None:
+            other, base = self.other_base
+            table[ord(other)] = self.letters.index(base)
         for code, letter in enumerate(self.letters):
             table[ord(letter)] = code
         return table
@@ -126,17 +140,25 @@ def as_alphabet(alphabet: str | Alphabet) -> Alphabet:
 
 
 def detect_alphabet(counts: Array) -> Alphabet:
-    """Return the smallest named alphabet that contains all letters, given the number of occurrences of each byte.
+    """Return the named alphabet of the sequences, given the number of occurrences of each byte.
 
-    Sequences of A, C, G and T are DNA, sequences with U instead of T are RNA, and all other sequences are proteins. If
-    the sequences have no gaps and no ambiguous letters, the alphabet has no gap.
+    Sequences are DNA or RNA if at least 90% of their letters are A, C, G, T or U, and all others are ambiguous letters
+    of nucleotides, such as R. They are RNA if U is more frequent than T. All other sequences are proteins. If the
+    sequences have no gaps and no ambiguous letters, the alphabet has no gap.
     """
     present = {chr(byte) for byte in np.flatnonzero(counts)} - {UNKNOWN_LETTER}
     letters = present - {GAP, "."}
-    for name in ("dna", "rna", "protein"):
-        alphabet = ALPHABETS[name]
-        # N is also an amino acid, but the other ambiguous letters of RNA and DNA are rare.
-        if letters <= set(alphabet.letters) | (set("N") if name != "protein" else set(alphabet.ambiguous)):
-            break
-    needs_gap = present - set(alphabet.letters.replace(GAP, ""))
-    return alphabet if needs_gap else alphabet.without_gap()
+    count = {letter: int(counts[ord(letter)]) for letter in letters}
+    bases = sum(count.get(letter, 0) for letter in "ACGTU")
+    others = sum(count.values()) - bases - count.get("N", 0)  # stretches of N are common
+    alphabet = ALPHABETS["protein"]
+    if letters <= set("ACGTU" + _AMBIGUOUS["dna"]):
+        if bases >= _NUCLEOTIDES * (bases + others):
+            alphabet = ALPHABETS["rna" if count.get("U", 0) > count.get("T", 0) else "dna"]
+        elif "U" in letters:
+            raise InputError(
+                f"only {bases / (bases + others):.0%} of the letters are A, C, G, T or U, so the sequences can be RNA "
+                "or proteins; pass alphabet='rna' or alphabet='protein'"
+            )
+    read = set(alphabet.letters.replace(GAP, "")) | set(alphabet.other_base or ())
+    return alphabet if present - read else alphabet.without_gap()
