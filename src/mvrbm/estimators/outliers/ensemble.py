@@ -29,8 +29,13 @@ _N_FOLDS = 5
 # of the entries and the standard deviations of the errors fit the training samples better than they fit new samples.
 _FEW_SAMPLES = 300
 _OUTER_FOLDS = 10
+# Values are extreme if they are farther from the median of a column than this multiple of a large deviation, which is
+# the given quantile of the deviations. For a normal distribution, this is 11 standard deviations. Up to 3% of the
+# values can be wrong. With a lower quantile, rare but correct values, such as strokes in some pixels, would be extreme.
+_EXTREME = 5
+_LARGE_DEVIATION = 0.97
 # Number of rounds that fill in missing entries of the training data and fit the linear model again.
-_FILL_ROUNDS = 3
+_FILL_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,11 @@ class Spread:
 
     @classmethod
     def of(cls, values: Array, least: float) -> Self:
-        """Compute the moments of the columns, ignoring NaN. The standard deviations are at least `least`."""
+        """Compute the moments of the columns, ignoring NaN and extreme values.
+
+        The standard deviations are at least `least`.
+        """
+        values = _without_extremes(values)
         known = ~np.isnan(values)
         counts = known.sum(0).clip(1)
         center = np.where(known, values, 0).sum(0) / counts
@@ -72,11 +81,7 @@ class Range:
         known = ~np.isnan(values)
         low = np.where(known, values, np.inf).min(0)
         ranges = np.where(known, values, -np.inf).max(0) - low  # minus infinity for columns without values
-        width = np.full(len(low), np.inf)
-        for blocks in slabs:
-            entries, starts, sizes = _flattened(blocks)
-            of_slabs = np.maximum.reduceat(ranges[entries], starts)
-            width[entries] = np.minimum(width[entries], of_slabs.repeat(sizes))
+        width = np.min([_largest(ranges, blocks) for blocks in slabs], axis=0)
         varying = width > 0
         typical = np.median(width[varying]) if varying.any() else 1.0
         return cls(np.where(np.isfinite(low), low, 0.0), np.where(varying, width, typical))
@@ -126,15 +131,18 @@ class Ensemble:
     def _fit(cls, values: Array, slabs: Sequence[Blocks], more: Sequence[Blocks], others: Array) -> tuple[Self, Array]:
         """Fit all parts to samples, and return scores in which only the linear model is cross-fitted."""
         partitions = [*slabs, *more]
-        scaling = Range.of(values, slabs)
-        observed = ~np.isnan(values)
-        x, linear = _filled(scaling.scale(values), observed)
-        neighbors = Neighbors(x)
+        usual = _without_extremes(values, slabs)
+        scaling = Range.of(usual, slabs)
+        usual = scaling.scale(usual)
+        linear = _fitted(usual)
+        x, observed = scaling.scale(values), ~np.isnan(values)
+        neighbors = Neighbors(linear.fill(x, observed))
         logs = [np.zeros((len(x), len(blocks))) for blocks in partitions]
         for rest, held in _folds(len(x), _N_FOLDS):
-            fold = LinearPrediction.fit(x[rest])
+            fold = _fitted(usual[rest])
+            new = fold.fill(x[held], observed[held])
             for found, blocks in zip(logs, partitions, strict=True):
-                found[held] = _log_errors(fold, x[held], observed[held], blocks)
+                found[held] = _log_errors(fold, new, observed[held], blocks)
         errors = [Spread.of(found, _LEAST_BLOCK_SPREAD) for found in logs]
         tops = [_top(spread.standardize(found)) for spread, found in zip(errors, logs, strict=True)]
         raw = np.column_stack([*tops, neighbors.own_scores(), others])
@@ -172,16 +180,46 @@ def _folds(n: int, count: int) -> Iterator[tuple[Array, Array]]:
     yield from KFold(min(count, n), shuffle=True, random_state=0).split(np.zeros(n))
 
 
-def _filled(x: Array, observed: Array) -> tuple[Array, LinearPrediction]:
-    """Replace missing entries with their conditional means, and return the linear model of the result."""
+def _without_extremes(values: Array, slabs: Sequence[Blocks] = ()) -> Array:
+    """Replace extreme values with NaN, so that a few wrong values have no influence.
+
+    Most values of a sparse column equal its median, so the large deviation is a quantile of the deviations of all other
+    values. In an array, an entry has the largest of the large deviations of the slabs through it, because rare values
+    of some entries, such as strokes near the margin of a picture, are common values of others.
+    """
+    deviations = np.abs(values - _quantile(values, 0.5))
+    large = _quantile(np.where(deviations > 0, deviations, np.nan), _LARGE_DEVIATION)
+    large = np.nan_to_num(large, nan=0.0)  # columns without deviations
+    large = np.max([large, *(_largest(large, blocks) for blocks in slabs)], axis=0)
+    return np.where(deviations <= _EXTREME * large, values, np.nan)
+
+
+def _quantile(values: Array, level: float) -> Array:
+    """Return a quantile of each column that is one of its values, ignoring NaN. It is NaN for columns of NaN."""
+    last = (~np.isnan(values)).sum(0).clip(1) - 1
+    ranked = np.sort(values, axis=0)  # NaN is last
+    found: Array = ranked[(level * last).astype(int), np.arange(values.shape[1])]
+    return found
+
+
+def _largest(of_entries: Array, blocks: Blocks) -> Array:
+    """Return, for each entry, the largest value in its block."""
+    entries, starts, sizes = _flattened(blocks)
+    largest = np.empty(len(of_entries))
+    largest[entries] = np.maximum.reduceat(of_entries[entries], starts).repeat(sizes)
+    return largest
+
+
+def _fitted(x: Array) -> LinearPrediction:
+    """Fit the linear model to rows in which missing entries (NaN) are replaced with their conditional means."""
+    observed = ~np.isnan(x)
     if observed.all():
-        return x, LinearPrediction.fit(x)
+        return LinearPrediction.fit(x)
     known = np.where(observed, x, 0).sum(0) / observed.sum(0).clip(1)
     filled = np.where(observed, x, known)
     for _ in range(_FILL_ROUNDS):
-        linear = LinearPrediction.fit(filled)
-        filled = linear.fill(x, observed)
-    return filled, linear
+        filled = LinearPrediction.fit(filled).fill(x, observed)
+    return LinearPrediction.fit(filled)
 
 
 def _log_errors(linear: LinearPrediction, x: Array, observed: Array, blocks: Blocks) -> Array:

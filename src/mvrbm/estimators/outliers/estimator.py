@@ -353,7 +353,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         if self._ensemble is None:
             return -others[:, 0]
         values = self._rows(data)
-        known = self._ensemble.neighbors.find(self._ensemble.read(values)[0])
+        known = self._ensemble.neighbors.find(*self._ensemble.read(values))
         scores: Array = np.where(known >= 0, -self._held_out[known], -self._ensemble.scores(values, others))
         return scores
 

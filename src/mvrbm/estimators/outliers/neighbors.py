@@ -11,7 +11,7 @@ from sklearn.neighbors import NearestNeighbors
 
 Array = NDArray[Any]
 
-# Samples are equal if no entry differs by more than this. Entries vary by about 1.
+# Maximum difference between equal entries that were filled in, which have rounding errors. Entries vary by about 1.
 _EQUAL = 1e-9
 # Number of scores of a sample.
 N_DISTANCES = 2
@@ -58,7 +58,11 @@ class Neighbors:
         distances, neighbors = self._index.kneighbors(x)
         return self._logs(distances.mean(1), neighbors)
 
-    def find(self, x: Array) -> Array:
-        """Return the index of the training sample that equals each sample, or -1 if there is none: (m, D) -> (m,)."""
+    def find(self, x: Array, observed: Array) -> Array:
+        """Return the index of the training sample that equals each sample, or -1 if there is none: (m, D) -> (m,).
+
+        `observed` is False for entries that were filled in. All other entries must be exactly equal.
+        """
         nearest = self._index.kneighbors(x, 1, return_distance=False)[:, 0]
-        return np.where(np.abs(self.samples[nearest] - x).max(1) < _EQUAL, nearest, -1)
+        equal = np.abs(self.samples[nearest] - x) <= np.where(observed, 0, _EQUAL)
+        return np.where(equal.all(1), nearest, -1)
