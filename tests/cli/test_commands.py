@@ -168,8 +168,8 @@ MISTAKES = [
     ("damaged image", lambda: write("f/x.png", b"\x89PNG\r\n"), TRAIN.format("f"), 1, "not a readable image"),
     ("folder without images", lambda: write("f/x.txt", b""), TRAIN.format("f"), 1, "contains no images"),
     ("images of two sizes", image_sizes, TRAIN.format("folder"), 1, "b.png is 6x5 and a.png is 6x4"),
-    ("infinity to reconstruct", array(np.where(DATA > 0, np.inf, 0)), RECONSTRUCT_X, 1, "infinite"),
-    ("infinity among missing", array(np.where(DATA > 0, np.inf, np.nan)), TRAIN_X, 1, "entries are infinite"),
+    ("infinity to reconstruct", array(np.where(DATA > 0, np.inf, 0)), RECONSTRUCT_X, 1, "infinite .*; replace"),
+    ("infinity among missing", array(np.where(DATA > 0, np.inf, np.nan)), TRAIN_X, 1, "x.npy .* 720 infinite"),
     (
         "NaN in a sweep",
         array(np.where(DATA > 0, np.nan, 0)),
@@ -226,7 +226,7 @@ MISTAKES = [
         None,
         TRAIN.format("data.npy") + " --recipe paper --learning-rate 3e38 --batch-size 3",
         1,
-        "not finite.*learning rate",
+        r"not finite. Lower the learning rate \(now 3e\+38\) or use the default recipe$",
     ),
     ("an empty sweep", None, TRAIN.format("data.npy") + " --sweep ;", 2, "--sweep.*';' does not contain any parameter"),
     (

@@ -367,7 +367,7 @@ REFUSED = [
     (
         "infinite",
         lambda: MVRBM().fit(np.where(np.eye(6, 4) > 0, np.inf, IMAGES)),
-        r"NaN or infinite values \(40 of 240\).*mask",
+        r"infinite values \(40 of 240 entries\); replace them with finite values$",
     ),
     ("only NaN", lambda: MVRBM().fit(IMAGES * np.nan), "no entries are known"),
     ("NaN for a classifier", lambda: MVRBMClassifier().fit(IMAGES * np.nan, np.arange(10) % 2), "X contains NaN"),

@@ -1,6 +1,7 @@
 import gzip
 import io
 import os
+import re
 import struct
 import zipfile
 import zlib
@@ -11,7 +12,16 @@ from PIL import Image
 
 from mvrbm.errors import InputError
 from mvrbm.io import arrays as files
-from mvrbm.io.arrays import contact_sheet, half_mask, known_entries, read_array, read_mask, read_samples, write_output
+from mvrbm.io.arrays import (
+    contact_sheet,
+    half_mask,
+    known_entries,
+    read_array,
+    read_labels,
+    read_mask,
+    read_samples,
+    write_output,
+)
 from mvrbm.io.shards import Shards
 
 ARRAY = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -127,12 +137,16 @@ def test_samples_are_bytes_or_floats_with_at_least_two_axes(tmp_path):
 
 def test_nan_marks_missing_entries():
     samples = np.array([[0.0, np.nan], [1.0, 2.0]])
-    assert known_entries(samples).tolist() == [[True, False], [True, True]]
-    assert known_entries(samples[1:]) is None
-    assert known_entries(np.ones((2, 2), np.uint8)) is None
-    for infinite, message in ((1, "1 entry is infinite"), (2, "2 entries are infinite")):
-        with pytest.raises(InputError, match=message):
-            known_entries(np.array([[np.inf] * infinite + [np.nan]]))
+    assert known_entries(samples, "x.npy").tolist() == [[True, False], [True, True]]
+    assert known_entries(samples[1:], "x.npy") is None
+    assert known_entries(np.ones((2, 2), np.uint8), "x.npy") is None
+    advice = "; replace it with a number, or with NaN if the entry is missing"
+    for infinite, message in (
+        (1, "an infinite entry at index (0, 1)"),
+        (2, "2 infinite entries, the first one at index (0, 1)"),
+    ):
+        with pytest.raises(InputError, match=re.escape(f"x.npy contains {message}{advice}")):
+            known_entries(np.array([[np.nan] + [-np.inf] * infinite]), "x.npy")
 
 
 @pytest.mark.parametrize(
@@ -164,6 +178,11 @@ def test_masks_are_booleans_for_one_sample_or_for_all(tmp_path):
         np.save(tmp_path / "mask.npy", values)
         with pytest.raises(InputError, match=message):
             read_mask(tmp_path / "mask.npy", (2, 3, 4))
+
+
+def test_labels_may_start_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "labels.txt").write_text("cat\ndog\ncat\n", encoding="utf-8-sig")
+    assert read_labels(tmp_path / "labels.txt").tolist() == ["cat", "dog", "cat"]
 
 
 # -- what raises ------------------------------------------------------------------------------------

@@ -13,6 +13,9 @@ _OPTIONS = {
     "force=True": "--force",
     "column=NAME": "--column NAME",
     "data_dir": "--data-dir",
+    "fixed must have": "--fixed must have",
+    "fixed contains": "--fixed contains",
+    "MVRBMImputer": "mvrbm impute",
     "dayfirst=True": "--day-first",
     "dayfirst=False": "--month-first",
     "convert them to dtype 'category'": "use --categorical (mvrbm impute) or the Python interface",
@@ -69,7 +72,7 @@ def _describe_failure(error: Exception) -> str | None:
         return "another process of this training run failed or is not responding; see its error message"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
-    return text if isinstance(error, (ValueError, OSError)) else None
+    return with_options(text) if isinstance(error, (ValueError, OSError)) else None
 
 
 def with_options(text: str) -> str:

@@ -269,7 +269,7 @@ def _known_entries(samples: Any, shape: tuple[int, ...], hide: Half | None, sour
 
     if hide is not None:
         return half_mask(shape, hide)
-    known = known_entries(samples)
+    known = known_entries(samples, source)
     if known is None:
         raise ValueError(f"--missing-nan requires missing entries, but {source} contains no NaN")
     return known

@@ -128,7 +128,8 @@ def train(
         samples = _read_samples(source, data_dir, rows, shape, hidden or opt.Shape())
         if hidden is not None and coupling is None:
             _check_axes(hidden, samples.shape[1:])
-        known = _known_entries(samples, missing_nan, quiet=missing_nan or labels is not None or sweep is not None)
+        quiet_nan = missing_nan or labels is not None or sweep is not None
+        known = _known_entries(samples, source, missing_nan, quiet=quiet_nan)
         if sweep is not None and known is not None:
             raise ValueError(f"--sweep requires complete samples, but {source} contains NaN")
         classes = None if labels is None else _read_labels(labels, data_dir, rows, len(samples))
@@ -236,13 +237,13 @@ def _check_axes(hidden: opt.Shape, shape: tuple[int, ...]) -> None:
         )
 
 
-def _known_entries(samples: Any, missing_nan: bool, *, quiet: bool) -> Any:
+def _known_entries(samples: Any, source: str, missing_nan: bool, *, quiet: bool) -> Any:
     """Return a mask of the known entries, or None if all are known. Unless `quiet`, report that some are missing."""
     from mvrbm.io.arrays import known_entries
     from mvrbm.io.shards import Rows
 
     if not isinstance(samples, Rows):
-        known = known_entries(samples)
+        known = known_entries(samples, source)
         if known is not None and not quiet:
             count = int((~known).sum())
             opt.note(f"{count:,} of {known.size:,} entries are NaN, which is treated as missing")

@@ -184,7 +184,7 @@ def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[s
     if text.endswith(".txt"):
         check_regular_file(text)
         try:
-            return np.array(Path(text).read_text(encoding="utf-8").splitlines(), dtype=str)
+            return np.array(Path(text).read_text(encoding="utf-8-sig").splitlines(), dtype=str)
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{text} cannot be read: {first_line(error)}") from error
     named = path.suffix == ".npy" and path.is_file()
@@ -236,12 +236,20 @@ def _read_gray(path: Path) -> NDArray[np.uint8]:
 # -- masks (True where an entry is known) -------------------------------------------------------------
 
 
-def known_entries(samples: Array) -> NDArray[np.bool_] | None:
-    """Return a mask that is False for NaN entries, or None if all entries are known. Infinity raises InputError."""
+def known_entries(samples: Array, source: str) -> NDArray[np.bool_] | None:
+    """Return a mask that is False for NaN entries, or None if all entries are known.
+
+    Infinite entries raise InputError with a message that names `source`.
+    """
     if samples.dtype.kind != "f" or np.isfinite(samples).all():
         return None
-    if (count := int(np.isinf(samples).sum())) > 0:
-        raise InputError(f"{count:,} {'entry is' if count == 1 else 'entries are'} infinite")
+    infinite = np.isinf(samples)
+    if (count := int(infinite.sum())) > 0:
+        first = tuple(int(index) for index in np.unravel_index(infinite.argmax(), infinite.shape))
+        what = f"an infinite entry at index {first}"
+        if count > 1:
+            what = f"{count:,} infinite entries, the first one at index {first}"
+        raise InputError(f"{source} contains {what}; replace it with a number, or with NaN if the entry is missing")
     return ~np.isnan(samples)
 
 

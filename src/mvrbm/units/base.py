@@ -292,11 +292,11 @@ class Unit(nn.Module, ABC):
             return
         low, high = (float(end) for end in x.detach().aminmax())
         if not (math.isfinite(low) and math.isfinite(high)):
-            bad = int((~torch.isfinite(x)).sum())
-            raise ValueError(
-                f"layer '{layer}' contains NaN or infinite values ({bad} of {x.numel()}); "
-                "replace them or mark them as unknown with a mask"
-            )
+            bad, what, advice = int(x.isinf().sum()), "infinite values", "replace them with finite values"
+            if not bad:
+                bad, what = int(x.isnan().sum()), "NaN"
+                advice = "fill in missing entries first, for example with MVRBMImputer"
+            raise ValueError(f"layer '{layer}' contains {what} ({bad} of {x.numel()} entries); {advice}")
         if max(-low, high) > LARGEST_PARAMETER:
             raise ValueError(
                 f"data for layer '{layer}' contains the value {low if -low > high else high:.3g}, but the largest "

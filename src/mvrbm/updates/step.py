@@ -141,9 +141,7 @@ def fail(recipe: Recipe, update: int, what: str = "a parameter", rate: float | N
     """Raise DivergenceError to report that `what` is not finite after an update."""
     rate = recipe.learning_rate if rate is None else rate
     raise DivergenceError(
-        f"update {update}: {what} is not finite. Lower the learning rate (now {rate:g}), increase weight_decay, or "
-        "use the default recipe. To restart with new parameters, call fit(..., initialize=True) on a new trainer. "
-        "Checkpoints saved so far remain valid"
+        f"update {update}: {what} is not finite. Lower the learning rate (now {rate:g}) or use the default recipe"
     )
 
 
