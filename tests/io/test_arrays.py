@@ -73,15 +73,36 @@ def test_idx(tmp_path):
 def test_images_are_read_as_gray_bytes_sorted_by_name(tmp_path):
     image(tmp_path / "b.png", value=9)
     image(tmp_path / "a.bmp", mode="RGB", value=(255, 255, 255))
-    image(tmp_path / "c.PNG", mode="I;16", value=0x1200)
+    image(tmp_path / "c.PNG", mode="I;16", value=0x9292)
     image(tmp_path / "d.png", mode="RGBA", value=(3, 3, 3, 0))
     (tmp_path / "notes.txt").write_text("not an image")
     (tmp_path / ".hidden.png").write_text("not an image either")
     read = read_array(tmp_path)
     assert read.shape == (4, 3, 4)
     assert read.dtype == np.uint8
-    assert read[:, 0, 0].tolist() == [255, 9, 0x12, 3]
+    assert read[:, 0, 0].tolist() == [255, 9, 0x92, 255]
     assert read_array(tmp_path / "b.png").shape == (1, 3, 4)
+
+
+def test_transparent_images_are_shown_on_white(tmp_path):
+    ink = np.zeros((2, 3, 4), np.uint8)  # black
+    ink[..., 3] = [[0, 255, 128], [51, 0, 0]]
+    Image.fromarray(ink).save(tmp_path / "ink.png")
+    assert read_array(tmp_path / "ink.png").tolist() == [[[255, 0, 127], [204, 255, 255]]]
+
+
+def test_16_bits_are_rounded_to_8(tmp_path):
+    values = np.array([[0, 128, 129, 0x7FFF, 65535]], np.uint16)
+    Image.fromarray(values).save(tmp_path / "a.png")
+    assert read_array(tmp_path / "a.png").tolist() == [[[0, 0, 1, 127, 255]]]
+    Image.fromarray(values >> 4).save(tmp_path / "b.png")
+    read_array(tmp_path)  # a bright image is next to the dark one
+    with pytest.warns(UserWarning, match=r"b\.png: .* at most 4,095 of 65,535, so at most 16 gray levels remain"):
+        read_array(tmp_path / "b.png")
+
+
+def test_an_image_may_have_idx_in_its_name(tmp_path):
+    assert read_array(image(tmp_path / "mask_idx.png")).shape == (1, 3, 4)
 
 
 def test_named_sets(tmp_path, monkeypatch):

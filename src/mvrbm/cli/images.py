@@ -240,14 +240,13 @@ def _write_photograph(
 def _in_color(source: str) -> "Picture | None":
     """Read a color image file and reduce 16-bit channels to 8 bits. Return None for any other source."""
     from mvrbm.io.formats import IMAGE_SUFFIXES
-    from mvrbm.io.pictures import read_picture
+    from mvrbm.io.pictures import as_bytes, read_picture
 
     path = Path(source)
     if path.suffix.lower() not in IMAGE_SUFFIXES or not path.is_file():
         return None
     picture = read_picture(path)
-    if picture.pixels.dtype.itemsize == 2:
-        picture = picture.with_pixels((picture.pixels >> 8).astype("uint8"))
+    picture = picture.with_pixels(as_bytes(picture.pixels))
     return picture if picture.pixels.ndim == 3 else None
 
 

@@ -7,6 +7,8 @@ A source is a file, a folder of images or shards, or a named dataset. `formats` 
 import io
 import math
 import os
+import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from mvrbm.errors import InputError
 from mvrbm.io import datasets
 from mvrbm.io.atomic import check_output, replace_file
 from mvrbm.io.formats import IMAGE_SUFFIXES, LARGEST, first_line, images_by_class, open_npy, read_idx, read_npz
-from mvrbm.io.pictures import read_picture
+from mvrbm.io.pictures import as_gray, read_picture
 from mvrbm.io.shards import Rows, Shards, StoredRows, is_folder_of_shards
 from mvrbm.io.tables import STORES, TABLES, open_stored, read_table, table_labels, table_samples
 from mvrbm.io.untrusted import check_regular_file
@@ -39,6 +41,8 @@ __all__ = [
 Array = NDArray[Any]
 # Size in bytes above which arrays in HDF5 files and zarr stores are read on demand instead of loaded into memory.
 _IN_MEMORY = 2**30
+# Names of idx files, such as "train-images-idx3-ubyte" or "train-images.idx3-ubyte".
+_IDX_NAME = re.compile(r"[-.]idx[1-9]-ubyte")
 
 
 def read_array(
@@ -67,7 +71,8 @@ def read_array(
     -------
     array
         Array of booleans, integers or floats, with samples along the first axis. Images are converted to grayscale
-        with dtype uint8.
+        with dtype uint8: 16-bit values are rounded to 8 bits, with a warning if they are below half of the range, and
+        transparent images are shown on a white background.
     """
     text = os.fspath(source)
     name, _, split = text.partition(":")
@@ -109,7 +114,7 @@ def _read_file(path: Path, key: str | None, largest: int) -> Array:
         return open_npy(path)
     if head[:4] == b"PK\x03\x04" or path.suffix == ".npz":
         return read_npz(path, key, largest=largest)
-    if head[:2] in (b"\x1f\x8b", b"\0\0") or "idx" in path.name:
+    if head[:2] in (b"\x1f\x8b", b"\0\0") or _IDX_NAME.search(path.name):
         return read_idx(path, largest=largest)
     if path.suffix.lower() in IMAGE_SUFFIXES:
         return _read_images([path], largest)
@@ -212,8 +217,12 @@ def _tiles(cube: Array, size: int) -> Array:
 
 def _read_images(paths: list[Path], largest: int) -> Array:
     images: list[NDArray[np.uint8]] = []
+    deepest = None
     for path in paths:
-        images.append(_read_gray(path))
+        pixels = read_picture(path).pixels
+        if pixels.dtype == np.uint16:
+            deepest = max(deepest or 0, int(pixels.max()))
+        images.append(as_gray(pixels))
         sizes = [f"{image.shape[1]}x{image.shape[0]}" for image in (images[0], images[-1])]
         if sizes[0] != sizes[1]:
             raise InputError(
@@ -221,16 +230,15 @@ def _read_images(paths: list[Path], largest: int) -> Array:
             )
         if images[0].size * len(paths) > largest:
             raise InputError(f"{len(paths):,} images of size {sizes[0]} exceed the limit of {largest:,} bytes")
+    if deepest is not None and deepest < 2**15:  # for example 12-bit values, which fill a sixteenth of the range
+        source = paths[0] if len(paths) == 1 else paths[0].parent
+        warnings.warn(
+            f"{source}: images with 16 bits are rounded to 8 bits, but their values are at most {deepest:,} of 65,535, "
+            f"so at most {deepest // 257 + 1} gray levels remain; to keep all values, divide them by their maximum "
+            "and save them as a .npy file",
+            stacklevel=3,
+        )
     return np.stack(images)
-
-
-def _read_gray(path: Path) -> NDArray[np.uint8]:
-    from PIL import Image
-
-    pixels = read_picture(path).pixels
-    if pixels.dtype == np.uint16:
-        pixels = (pixels >> 8).astype(np.uint8)
-    return pixels if pixels.ndim == 2 else np.asarray(Image.fromarray(pixels[..., :3]).convert("L"))
 
 
 # -- masks (True where an entry is known) -------------------------------------------------------------

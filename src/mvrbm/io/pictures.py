@@ -46,7 +46,17 @@ from mvrbm.io.atomic import check_output, replace_file
 from mvrbm.io.formats import BEST_COMPRESSION, first_line, images_in
 from mvrbm.io.untrusted import ALLOWANCE, check_regular_file
 
-__all__ = ["FORMATS", "LARGEST", "Picture", "check_format", "read_picture", "read_pictures", "write_picture"]
+__all__ = [
+    "FORMATS",
+    "LARGEST",
+    "Picture",
+    "as_bytes",
+    "as_gray",
+    "check_format",
+    "read_picture",
+    "read_pictures",
+    "write_picture",
+]
 
 Array = NDArray[Any]
 
@@ -141,6 +151,25 @@ def read_pictures(folder: str | os.PathLike[str]) -> list[Picture]:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder of images" if folder.exists() else f"{folder} does not exist")
     return [read_picture(path) for path in images_in(folder)]
+
+
+def as_bytes(pixels: Array) -> NDArray[np.uint8]:
+    """Round 16-bit pixels to 8 bits, so that 65535 becomes 255. 8-bit pixels are returned unchanged."""
+    if pixels.dtype == np.uint16:
+        pixels = (pixels.astype(np.uint32) + 128) // 257  # 65535 = 257 * 255
+    return pixels.astype(np.uint8, copy=False)
+
+
+def as_gray(pixels: Array) -> NDArray[np.uint8]:
+    """Convert pixels to grayscale with 8 bits. Transparent pixels are shown on a white background."""
+    pixels = as_bytes(pixels)
+    if pixels.ndim == 2:
+        return pixels
+    gray = np.asarray(Image.fromarray(np.ascontiguousarray(pixels[..., :3])).convert("L"))
+    if pixels.shape[2] == 4:
+        opacity = pixels[..., 3] / 255
+        gray = np.rint(255 + (gray - 255.0) * opacity).astype(np.uint8)
+    return gray
 
 
 def _upright(pixels: Array, orientation: int) -> Array:
@@ -342,7 +371,7 @@ def write_picture(path: str | os.PathLike[str], picture: Picture, force: bool = 
     if picture.has_alpha and not form.alpha:
         pixels = pixels[..., :3]  # `check_format` has verified that the image is opaque.
     if pixels.dtype == np.uint16 and not _keeps_depth(picture, form):
-        pixels = ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)  # 65535 = 257 * 255
+        pixels = as_bytes(pixels)
     encoded = _encoded(path, picture.with_pixels(np.ascontiguousarray(pixels)), form)
     with replace_file(path) as file:
         file.write(encoded)
