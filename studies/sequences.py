@@ -49,7 +49,8 @@ SEEDS = 3
 #: Settings of SequenceRBM by family and name of the machine. `prior_precision` is a setting of its recipe. The numbers
 #: of epochs suit a few minutes on one core. Learning rates are 48 divided by the bound on the curvature in
 #: `mvrbm.updates.learning_rate.safe_rates`, 2.5 times as much for lattice proteins, and half for 99 units. The recipe
-#: has the same factor, but limits the rate to 1, which is also safe for families with a few short sequences.
+#: has the same factor, but limits the rate to 1, which is also safe for families with a few short sequences. dReLU
+#: units, whose values are unbounded, have the default rate.
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "lattice": {
         "at most 7,000": {
@@ -64,6 +65,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         "shared letters": {"rank": 10, "n_epochs": 30, "learning_rate": 2.92},
         "sites and letters": {"hidden_shape": (40, 10), "rank": 20, "n_epochs": 30, "learning_rate": 1.06},
         "dense": {"n_epochs": 30, "learning_rate": 1.46},
+        "half, dReLU": {"hidden_shape": 99, "hidden": "drelu", "n_epochs": 60},
     },
 }  # fmt: skip
 # Sequences of the training set on which settings are chosen.
