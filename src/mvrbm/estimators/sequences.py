@@ -401,8 +401,10 @@ class SequenceRBM(AlignedRBM):
         ``"protein"``, ``"rna"``, ``"dna"``, or the letters themselves. Default: detected from the sequences. It has no
         gap if no training sequence has one.
     identity : float, default=0.8
-        Sequences that agree at this fraction of the sites or more share one weight, because their species are related.
-        If None, all sequences have the same weight. `fit` ignores this parameter if sample weights are given.
+        Each sequence has the weight 1 / m, where m is the number of sequences, itself included, that agree with it at
+        this fraction of the sites or more. This corrects for uneven sampling of species. If None, all sequences have
+        the same weight. `fit` ignores this parameter if sample weights are given. `partial_fit` compares only the
+        sequences of the same call.
     rank : int, optional
         Number of Kronecker products in the weights, to reduce the number of parameters. If `hidden_shape` is a number,
         every hidden unit has separate weights for each site, and all units share `rank` embeddings of the letters.
@@ -410,7 +412,8 @@ class SequenceRBM(AlignedRBM):
     coupling : Coupling or str, optional
         Coupling to use instead of a full matrix or ``Kronecker(rank)``. See :class:`~mvrbm.MVRBM`.
     hidden : str, default="bernoulli"
-        Unit type of the hidden layer. See :class:`~mvrbm.MVRBM`.
+        Unit type of the hidden layer, such as ``"drelu"``. See :class:`~mvrbm.DoubleRectified` and
+        :class:`~mvrbm.MVRBM`.
     recipe : str or Recipe, default="sequences"
         Training settings. See :class:`~mvrbm.MVRBM`.
     n_epochs, batch_size, learning_rate, negative, n_chains, gibbs_steps, warm_start
