@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from sklearn.datasets import load_digits
+from sklearn.covariance import LedoitWolf
+from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.mixture import GaussianMixture
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from mvrbm import MatrixMixture, load
@@ -234,9 +236,21 @@ def test_training_ends_where_held_out_samples_were_most_likely():
     assert chosen.score(new) > long.score(new) + 1
 
 
-def test_few_samples_get_one_component():
+def test_few_samples_get_one_component_that_is_validated():
     model = MatrixMixture(random_state=0).fit(samples(19))
+    assert model.n_components_ == 1
+    assert set(model.validation_scores_) == {(1, False), (1, True)}
+    model = MatrixMixture(random_state=0).fit(np.repeat(samples(2), 10, 0))
     assert (model.n_components_, model.unit_.gate, model.validation_scores_) == (1, False, {})
+
+
+def test_few_samples_are_more_likely_than_under_a_shrunk_gaussian():
+    """15 samples with 30 features, which expectation maximization would fit better and better."""
+    x = StandardScaler().fit_transform(load_breast_cancer().data)
+    x, new = np.split(generator("fewer samples").permutation(x), [15])
+    shrunk = LedoitWolf().fit(x)
+    expected = stats.multivariate_normal(shrunk.location_, shrunk.covariance_).logpdf(new).mean()
+    assert MatrixMixture(random_state=0).fit(x).score(new) > expected - 10
 
 
 def test_saved_models_are_the_same(tmp_path):

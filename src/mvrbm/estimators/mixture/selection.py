@@ -22,8 +22,8 @@ _FEWER_FOLDS = 2
 # Fraction and maximum number of samples in that part.
 _HELD_OUT = 0.2
 _MOST_HELD_OUT = 20_000
-# Minimum number of different complete samples required to choose anything.
-_FEWEST_TO_CHOOSE = 20
+# Minimum number of different complete samples required to choose anything, and to choose the number of components.
+_FEWEST_TO_CHOOSE, _FEWEST_FOR_COMPONENTS = 3, 20
 # Number of components up to which all candidates are tried. Two components can be no better than one where four are,
 # such as for samples along a circle.
 _ALWAYS_TRIED = 4
@@ -64,20 +64,25 @@ def choose(
 
     The gates are chosen for one component, or for the given number. Then the number of components is doubled, up to 4
     in any case, and further for as long as this improves the likelihood of held-out samples. With fewer than 20
-    different complete samples, nothing is compared: the number of components is 1 if it is None, and gates are used
-    only if `gates` leaves no choice.
+    different complete samples, the number of components is 1 if it is None. With fewer than 3, nothing is compared, and
+    gates are used only if `gates` leaves no choice.
     """
     most = max(1, int(samples.total) // FEWEST_SAMPLES)
     count = 1 if n_components is None else min(n_components, most)
     complete = samples.complete()
     # A sample that is repeated counts once, as does a sample with a large weight.
-    different = torch.unique(samples.values[complete[:_FEW]].flatten(1), dim=0)
+    different, number = torch.unique(samples.values[complete[:_FEW]].flatten(1), dim=0, return_inverse=True)
     if len(different) < _FEWEST_TO_CHOOSE:
         return Choice(count, gates[0], None, {})
     unit = make(samples, 1, False, rng.split(1)[0])
     samples = samples.standardized(unit)  # single precision is precise enough for a choice, and fast
     jacobian = -float(unit.log_scale.sum())
-    folds = _folds(samples.values, complete[rng.permutation(len(complete), complete.device)])
+    if len(different) < _FEWEST_FOR_COMPONENTS:
+        n_components = count
+        groups = number % _FOLDS  # equal samples are in the same fold
+        folds = [_held_out(len(samples), complete[: len(groups)][groups == fold]) for fold in groups.unique()]
+    else:
+        folds = _folds(samples.values, complete[rng.permutation(len(complete), complete.device)])
     trials: dict[tuple[int, bool], _Trial] = {}
 
     def attempt(count: int, gate: bool) -> None:
@@ -114,12 +119,14 @@ def _folds(x: Tensor, complete: Tensor) -> list[tuple[Tensor, Tensor]]:
         parts = complete.tensor_split(_FOLDS)[: _FOLDS if x.numel() <= _MANY_ENTRIES else _FEWER_FOLDS]
     else:
         parts = (complete[: min(int(_HELD_OUT * len(complete)), _MOST_HELD_OUT)],)
-    folds = []
-    for held in parts:
-        rest = torch.ones(n, dtype=torch.bool, device=complete.device)
-        rest[held] = False
-        folds.append((torch.nonzero(rest)[:, 0], held))
-    return folds
+    return [_held_out(n, held) for held in parts]
+
+
+def _held_out(n: int, held: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the indices of the other samples, and of those held out."""
+    rest = torch.ones(n, dtype=torch.bool, device=held.device)
+    rest[held] = False
+    return torch.nonzero(rest)[:, 0], held
 
 
 def _trial(
