@@ -144,6 +144,12 @@ def _sequences() -> Table:
     return Table(found["header"], found["table"], source, "python -m studies sequences")
 
 
+def _pf00072(model: str) -> str:
+    """Return the test log-likelihood of a sequence model of PF00072, in nats per site."""
+    rows = read("results/sequences/results.json")["rows"]
+    return f"{next(row['nats'] for row in rows if (row['family'], row['model']) == ('PF00072', model)):.3f}"
+
+
 # -- densities of real-valued arrays ----------------------------------------------------------------
 
 
@@ -759,6 +765,9 @@ VALUES: dict[str, Callable[[], str]] = {
     "nines.switching": lambda: f"{_nines('switching-median')[0]:.1f}",
     "nines.worst": lambda: f"{_nines('mean-field')[0]:.1f}",
     "nines.best": lambda: f"{_nines('mean-field')[-1]:.1f}",
+    "pf00072.drelu": lambda: _pf00072("half, dReLU"),
+    "pf00072.half": lambda: _pf00072("half"),
+    "pf00072.dense": lambda: _pf00072("dense"),
     "update.mvrbm": lambda: _seconds(_update("mvrbm")),
     "update.sklearn": lambda: _seconds(_update("sklearn")),
     "update.ratio": lambda: f"{_update('sklearn') / _update('mvrbm'):.1f}",
