@@ -332,11 +332,11 @@ class BoltzmannMachine(nn.Module):
         return tensor
 
     def as_masks(self, mask: Visible | None, visible: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-        """Return a dict that maps layer names to masks of known entries, or to None if all entries are unknown.
+        """Return a mask of known entries for each layer, or None for a layer without a mask and without padding.
 
-        Each mask has shape (n, *layer shape) and is True where the value is known. An array in `mask` without a sample
-        axis applies to all samples. Layers that are not in `mask` are treated as unknown, and padding in `visible` is
-        treated as known.
+        None means that all entries of the layer are unknown. Each mask has shape (n, *layer shape) and is True where
+        the value is known. An array in `mask` without a sample axis applies to all samples. Layers that are not in
+        `mask` are treated as unknown, and padding in `visible` is treated as known.
         """
         if mask is not None and not isinstance(mask, Mapping):
             if len(self.visible) > 1:
@@ -359,6 +359,14 @@ class BoltzmannMachine(nn.Module):
                 raise ValueError(f"the coupling for layer '{name}' is too large because its factors have norms {norms}")
         self.check_bounded()
 
+    @property
+    def may_be_unbounded(self) -> bool:
+        """Whether weights exist for which the energy has no lower bound, as between Gaussian visible and hidden layers.
+
+        See :attr:`mvrbm.Unit.largest_spread`.
+        """
+        return self.hidden.largest_spread > 0 and any(unit.largest_spread > 0 for unit in self.layers.values())
+
     def check_bounded(self) -> None:
         """Raise ValueError if the energy of coupled Gaussian layers has no lower bound.
 
@@ -380,7 +388,7 @@ class BoltzmannMachine(nn.Module):
 
         The hidden bias is adjusted so that the total hidden field at the means of the visible units does not change.
         """
-        if not self._norm_rows():
+        if not self.may_be_unbounded:
             return
         means = {name: unit.mean(self.like.new_zeros(1, *unit.shape)) for name, unit in self.layers.items()}
         field = self.hidden_field(means)
@@ -432,10 +440,10 @@ class BoltzmannMachine(nn.Module):
 
     def _norm_rows(self) -> int:
         """Return how many vectors :meth:`gaussian_norm` processes at a time, or 0 if no Gaussian layers are coupled."""
+        if not self.may_be_unbounded:
+            return 0
         visible = sum(math.prod(unit.shape) for unit in self.layers.values() if unit.largest_spread)
         size = math.prod(self.hidden.shape)
-        if not visible or not self.hidden.largest_spread:
-            return 0
         return size if size <= _LARGEST_GRAM and size * (size + visible) <= _MOST_NUMBERS else 1
 
 

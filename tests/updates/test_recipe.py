@@ -13,7 +13,7 @@ from mvrbm.couplings import Dense, Kronecker
 from mvrbm.likelihood import log_likelihood
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.training import CD, PCD, Checkpoint, Recipe, Trainer
-from mvrbm.units import Bernoulli, Gaussian, make_unit
+from mvrbm.units import Bernoulli, DoubleRectified, Gaussian, make_unit
 from mvrbm.updates.initialization import offsets
 from mvrbm.updates.learning_rate import safe_rates
 from mvrbm.updates.recipe import RECIPES, as_recipe
@@ -218,3 +218,32 @@ def test_coupled_gaussian_layers_stay_bounded_on_strongly_correlated_data(unit, 
         machine = BoltzmannMachine(make_unit(unit, (12, 12)), Gaussian((5, 5)), link)
         Trainer(machine, recipe, seed=seed).fit({"visible": data}, 10, initialize=True)
         assert 0.3 < machine.gaussian_norm() < 1
+
+
+@pytest.mark.parametrize("recipe", ["default", "generative"])
+@pytest.mark.parametrize("visible", [Gaussian, DoubleRectified])
+def test_double_rectified_hidden_units_stay_bounded_on_strongly_correlated_data(visible, recipe):
+    like = torch.empty(0)
+    data = RandomSource(0).normal((500, 1), like) + 0.1 * RandomSource(1).normal((500, 8), like)
+    machine = BoltzmannMachine(visible(8), DoubleRectified(6), Dense())
+    assert machine.may_be_unbounded
+    Trainer(machine, recipe, seed=0).fit(data, 5)
+    assert 0.3 < machine.gaussian_norm() < 1
+
+
+@pytest.mark.parametrize(
+    ("visible", "hidden", "expected"),
+    [
+        (Gaussian, Gaussian, True),
+        (Gaussian, DoubleRectified, True),
+        (DoubleRectified, Gaussian, True),
+        (Gaussian, Bernoulli, False),
+        (Bernoulli, Gaussian, False),
+        (Bernoulli, DoubleRectified, False),
+    ],
+)
+def test_only_machines_with_quadratic_energies_on_both_sides_may_be_unbounded(visible, hidden, expected):
+    layers, links = {"bits": Bernoulli(2), "other": visible(3)}, {"bits": Dense(), "other": Dense()}
+    machine = BoltzmannMachine(layers, hidden(2), links)
+    assert machine.may_be_unbounded is expected
+    assert bool(machine.bytes_to_check) is expected

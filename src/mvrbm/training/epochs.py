@@ -124,8 +124,9 @@ class EpochLoop:
                 run.begin_epoch()
             self.run_epoch()
             last = self._stopping() or first.state.epoch + 1 >= first.n_epochs
-            # Writing the parameters back takes as long as several updates, so skip it unless the parameters are read.
-            if last or read_by_callbacks or first.state.machine.hidden.gaussian:
+            # Writing the parameters back takes as long as several updates, so skip it unless the parameters are read,
+            # by callbacks or to limit the norm of coupled Gaussian layers.
+            if last or read_by_callbacks or first.state.machine.may_be_unbounded:
                 self.store()
             if first.batches_per_epoch is None or first.state.batch < first.batches_per_epoch:
                 break

@@ -79,13 +79,12 @@ def safe_rates(
         # The chains vary even if the data is nearly constant.
         power = sum(unit.fluctuation * math.prod(unit.shape) for unit in machine.layers.values())
     rows = hidden.fluctuation * power
-    coupled_gaussian = hidden.gaussian and any(unit.gaussian for unit in machine.layers.values())
     bounded = {name for name, unit in machine.layers.items() if _is_bounded(unit) and _is_bounded(hidden)}
     is_mixed = 0 < len(bounded) < len(machine.layers)
     rates = {}
     for name, unit in machine.layers.items():
         columns = unit.fluctuation * hidden.fluctuation * math.prod(hidden.shape)
-        if coupled_gaussian:
+        if machine.may_be_unbounded:
             rate = _GAUSSIAN_RATE / (rows + columns)
         elif name in bounded:
             # Units with bounded statistics saturate, so the actual curvature is far below the bound.

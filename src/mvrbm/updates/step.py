@@ -27,7 +27,7 @@ Move = tuple[Tensor, Tensor, float | Tensor]
 SMALLEST_GAIN = 1e-12
 # Spectral norm to which :func:`limit_overshoot` limits the coupling between Gaussian layers.
 LARGEST_NORM = 0.999
-# Spectral norm from which :func:`limit_overshoot` considers training as diverged.
+# Spectral norm above which :func:`limit_overshoot` treats training as diverged and does not intervene.
 LARGEST_OVERSHOOT = 2.0
 # The next two limits apply at the end of training, because training can recover from larger values. Beyond them, every
 # unit is saturated.
@@ -133,7 +133,7 @@ def limit_overshoot(machine: BoltzmannMachine) -> None:
     optimal norm is just below 1, and an update can exceed this limit. If the norm is much larger, training is
     diverging, and the couplings are left unchanged.
     """
-    if machine.hidden.gaussian and machine.gaussian_norm() < LARGEST_OVERSHOOT:
+    if machine.may_be_unbounded and machine.gaussian_norm() < LARGEST_OVERSHOOT:
         machine.limit_norm(LARGEST_NORM)
 
 
