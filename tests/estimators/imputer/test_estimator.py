@@ -109,6 +109,29 @@ def walks(n, seed):
     return rng.normal(size=(n, 2, 30)).cumsum(2) + 0.1 * rng.normal(size=(n, 2, 30))
 
 
+def test_long_series_are_interpolated_and_drawn_with_smooth_errors(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(10, 1, 600)).cumsum(2)
+    hidden = np.zeros(x.shape, dtype=bool)
+    for series in hidden[:, 0]:
+        for start in rng.integers(590, size=12):
+            series[start : start + 10] = True
+    gaps = np.where(hidden, np.nan, x)
+    imputer = MVRBMImputer("none", sample_axes=1, random_state=0).fit(gaps)
+    filled = imputer.transform(gaps)
+    times = np.arange(600)
+    rows = zip(x[:, 0], hidden[:, 0], strict=True)
+    lines = np.stack([np.interp(times, times[~mask], row[~mask]) for row, mask in rows])[:, None]
+    assert ((filled - x)[hidden] ** 2).mean() < 1.5 * ((lines - x)[hidden] ** 2).mean()
+    (drawn,) = imputer.draw(gaps, 1)
+    both = hidden[..., 1:] & hidden[..., :-1]
+    errors = drawn - filled
+    assert np.corrcoef(errors[..., 1:][both], errors[..., :-1][both])[0, 1] > 0.6
+    again = mvrbm.load(imputer.save(tmp_path / "model"), device="cpu")
+    np.testing.assert_allclose(again.transform(gaps), filled, atol=1e-5)
+    np.testing.assert_allclose(again.standard_deviation(gaps), imputer.standard_deviation(gaps), atol=1e-5)
+
+
 @pytest.mark.slow
 def test_two_standard_deviations_cover_the_errors_of_holes_in_series():
     shares = []

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from mvrbm import RandomSource
 from mvrbm.estimators.imputer.factor_analysis import Factors
-from mvrbm.estimators.imputer.residual_covariance import Residuals
+from mvrbm.estimators.imputer.linear_model import Linear
+from mvrbm.estimators.imputer.residual_covariance import Residuals, structures_of_axis
 
 
 def random_residuals(sizes, seed=0):
@@ -60,10 +62,46 @@ def test_covariances_are_mean_products_of_known_residuals(structure):
                         sums[a, b] += sample[i] * sample[j]
                         counts[a, b] += 1
     expected = sums / counts
+    if structure == "stationary":
+        distances = np.abs(np.subtract.outer(np.arange(4), np.arange(4)))
+        expected *= (1 - distances / 4) ** 4
     assert np.linalg.eigvalsh(expected).min() > 0  # otherwise, the nearest positive matrix would be another one
     np.testing.assert_allclose(found.covariances[1], expected / expected.diagonal().mean())
     np.testing.assert_array_equal(found.covariances[0], np.eye(3))
     np.testing.assert_array_equal(found.scale, 2.0)
+
+
+def test_stationary_covariances_of_few_long_series_are_positive():
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(size=(2, 600)).cumsum(1))
+    known = torch.from_numpy(rng.random(x.shape) < 0.8)
+    assert structures_of_axis(600) == ("stationary",)
+    found = Residuals.fit(Factors.of_one_mean(x, known), x, known, (600,), ("stationary",), 0.1)
+    (matrix,) = found.covariances
+    assert torch.linalg.eigvalsh(matrix).min() > -1e-9
+    np.testing.assert_allclose(matrix.diagonal(), 1)
+    np.testing.assert_allclose(matrix.diagonal(5), matrix[0, 5])
+    assert 0.5 < float(matrix[0, 5]) < 1
+
+
+def test_draws_have_the_covariance_of_the_residuals():
+    residuals = random_residuals((3, 4))
+    drawn = residuals.draw(200_000, RandomSource(0))
+    _, full = dense(residuals)
+    deviations = np.sqrt(full.diagonal())
+    errors = (np.cov(drawn.T.numpy()) - full) / np.outer(deviations, deviations)
+    assert np.abs(errors).max() < 7 * np.sqrt(2 / 200_000)  # standard errors
+
+
+def test_drawn_errors_are_correlated_and_have_the_standard_deviations_of_the_model():
+    distances = np.abs(np.subtract.outer(np.arange(30), np.arange(30)))
+    residuals = Residuals((torch.from_numpy(0.95**distances),), 0.01, torch.full((30,), 2.0).double())
+    factors = Factors(torch.ones(30).double(), torch.full((30, 1), 0.1).double(), torch.full((30,), 4.0).double())
+    linear, known = Linear(factors, residuals), (torch.arange(30) % 15 == 0).expand(4000, 30)
+    drawn = linear.draw_errors(torch.ones(4000, 30).double(), known, RandomSource(0))
+    assert float((drawn[:, ~known[0]] ** 2).mean()) == pytest.approx(1, abs=1e-6)
+    assert float(torch.corrcoef(drawn[:, [7, 8]].T)[0, 1]) > 0.8
+    assert float(drawn[:, [7, 22]].mean(0).abs().max()) < 0.1
 
 
 def test_the_unexplained_variance_is_small_next_to_known_entries():

@@ -22,18 +22,18 @@ def some_units(shape, rng):
     return found
 
 
-@pytest.mark.parametrize(("n", "shape"), [(12, (5,)), (12, (3, 8)), (12, (2, 3, 4)), (1, (3, 8)), (1, (2, 3, 4))])
+@pytest.mark.parametrize(("n", "shape"), [(12, (5,)), (12, (3, 8)), (12, (2, 3, 4)), (1, (3, 8))])
 def test_units_follow_those_of_the_data(n, shape):
     rng = np.random.default_rng(0)
     x = 5 + rng.normal(size=(n, *shape)) * rng.gamma(1, 1, size=shape)
     x[rng.random(x.shape) < 0.1] = np.nan
     if n > 1:
         x[:, 0] = 7.1  # constant
-    factors = some_units(shape, rng)
+    left, right = some_units(shape, rng), some_units(shape, rng)
     if n == 1:  # the deviations of a single sample are those along the last axis, which thus has one unit
-        factors = np.broadcast_to(factors[..., :1], shape)
-    ratio = (units_of(x * factors) / units_of(x) / factors)[1:]
-    np.testing.assert_allclose(ratio, 1, rtol=1e-6)
+        left, right = (np.broadcast_to(part[..., :1], shape) for part in (left, right))
+    ratios = [(units_of(x * factors) / factors)[1:] for factors in (left, right)]
+    np.testing.assert_allclose(*ratios, rtol=1e-6)
 
 
 def test_units_are_products_in_which_all_indices_have_similar_deviations():
@@ -44,6 +44,18 @@ def test_units_are_products_in_which_all_indices_have_similar_deviations():
     np.testing.assert_allclose(ratio, ratio.mean(), rtol=0.1)
     logs = np.log(units_of(x))
     np.testing.assert_allclose(logs - logs[:1] - logs[:, :1] + logs[0, 0], 0, atol=1e-9)
+
+
+def test_indices_with_few_entries_have_one_unit_unless_neighbors_differ():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20, 3, 50)).cumsum(2)
+    x[:, 1] *= 3
+    units = units_of(x)  # 1000 entries per channel, and 60 per point in time
+    np.testing.assert_allclose(units / units[:, :1], 1)
+    assert 1.5 < units[1, 0] / units[0, 0] < 6
+    x[..., 25:] *= 100
+    units = units_of(x)
+    assert units[0, 25] > 20 * units[0, 24]
 
 
 def test_constant_entries_have_finite_units():
@@ -70,7 +82,7 @@ def test_results_do_not_depend_on_units(shape, correction, sample_axes):
     x += 0.1 * rng.normal(size=x.shape).cumsum(-1)
     hidden = rng.random(x.shape) < 0.2
     results = []
-    for factors in (1.0, some_units(shape, rng)):
+    for factors in (some_units(shape, rng), some_units(shape, rng)):
         broken = np.where(hidden, np.nan, x * factors)
         # Limits of arrays are those of all entries, so they depend on the units.
         imputer = MVRBMImputer(correction, n_epochs=2, sample_axes=sample_axes, clip=len(shape) == 1, random_state=0)

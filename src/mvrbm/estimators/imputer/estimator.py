@@ -22,6 +22,7 @@ from mvrbm.estimators.batches import Array
 from mvrbm.estimators.imputer.calibration import Calibration
 from mvrbm.estimators.imputer.correction import FILLED, FILLED_UNBOUNDED, Correction, CorrectionTrainer
 from mvrbm.estimators.imputer.factor_analysis import Factors
+from mvrbm.estimators.imputer.interpolation import Interpolation
 from mvrbm.estimators.imputer.linear_model import Linear
 from mvrbm.estimators.imputer.masking import Samples, hold_out
 from mvrbm.estimators.imputer.predictor import Predictor
@@ -280,7 +281,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     def _set_models(
         self,
         machine: BoltzmannMachine,
-        residuals: Residuals | None,
+        residuals: Residuals | Interpolation | None,
         correction: Correction | None,
         scaling: Scaling,
         calibration: Calibration,
@@ -453,6 +454,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     # -- files ------------------------------------------------------------------------------------
 
     def _description(self) -> dict[str, Any]:
+        residuals = self._predictor.linear.residuals
         fitted = {
             "columns": self._encoding.describe(),
             "shape": list(self._shape_in),
@@ -460,7 +462,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             "errors": self.errors_,
             "has_units": True,
             "calibration": self._predictor.calibration.describe(),
-            "residual_noise": None if (residuals := self._predictor.linear.residuals) is None else residuals.noise,
+            "residual_noise": residuals.noise if isinstance(residuals, Residuals) else None,
+            "interpolation": [residuals.axis, residuals.step] if isinstance(residuals, Interpolation) else None,
             "feature_names": saved_names(self),
         }
         return {**super()._description(), "fitted": fitted}
@@ -471,6 +474,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         tensors = {_SAVED_TENSORS.get(name, name): getattr(scaling, name) for name in _TENSORS}
         if (residuals := self._predictor.linear.residuals) is not None:
             tensors |= {_RESIDUAL_SCALE: residuals.scale}
+        if isinstance(residuals, Residuals):
             tensors |= {_COVARIANCE.format(axis): matrix for axis, matrix in enumerate(residuals.covariances)}
         write_machines(machines, folder, extra, tensors)
 
@@ -487,9 +491,11 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         all_sizes = (math.prod(self._shape_out),)
         has_units = fitted.get("has_units", False)  # absent before version 0.3
         noise = fitted.get("residual_noise")  # absent before version 0.3
+        interpolation = fitted.get("interpolation")
         of_residuals: dict[str, tuple[int, ...]] = {}
         if noise is not None:
             of_residuals = {_COVARIANCE.format(axis): (length, length) for axis, length in enumerate(shape)}
+        if noise is not None or interpolation is not None:
             of_residuals[_RESIDUAL_SCALE] = size
 
         def tensor_shapes(machines: Sequence[BoltzmannMachine]) -> dict[str, tuple[int, ...]]:
@@ -504,7 +510,11 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         if not has_units:
             tensors = {**tensors, "units": torch.ones_like(tensors["low"]).expand(all_sizes).clone()}
         scaling = Scaling(**{name: tensors[_SAVED_TENSORS.get(name, name)] for name in _TENSORS})
-        residuals = None
+        residuals: Residuals | Interpolation | None = None
+        if interpolation is not None:
+            axis = whole_number(interpolation[0], "interpolation", 0, len(shape) - 1)
+            step = number(interpolation[1], "interpolation", exclude_low=True)
+            residuals = Interpolation(shape, axis, step, tensors[_RESIDUAL_SCALE])
         if noise is not None:
             matrices = tuple(tensors[_COVARIANCE.format(axis)] for axis in range(len(shape)))
             noise = number(noise, "residual_noise", exclude_low=True)

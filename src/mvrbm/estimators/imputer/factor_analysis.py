@@ -80,6 +80,16 @@ class Factors:
         loadings = vectors[:, 1:] * torch.sqrt((values[1:] - noise).clamp(min=0))
         return cls(mean, loadings, noise.expand(len(mean)).clone())
 
+    @classmethod
+    def of_one_mean(cls, x: Tensor, known: Tensor) -> Factors:
+        """Return the model in which all entries have the same mean and variance, with one factor of size zero."""
+        count = known.sum().clamp(min=1)
+        mean = (x * known).sum() / count
+        variance = ((x - mean) ** 2 * known).sum() / count
+        variance = torch.where(variance > 0, variance, 1.0)
+        same = torch.ones_like(x[0]) if len(x) else x.new_ones(x.shape[1])
+        return cls(mean * same, x.new_zeros(x.shape[1], 1), variance * same)
+
     def with_noise(self, multiple: float) -> Factors:
         """Return a copy of the model with the noise variances multiplied by `multiple`."""
         return Factors(self.mean, self.loadings, multiple * self.noise)

@@ -1,15 +1,20 @@
-"""The linear model: factors, and the covariance of their residuals."""
+"""The linear model: factors, and their residuals, which are correlated or interpolated."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mvrbm.estimators.imputer.factor_analysis import Factors
+from mvrbm.estimators.imputer.interpolation import Interpolation
 from mvrbm.estimators.imputer.residual_covariance import Residuals
 from mvrbm.random import RandomSource
+
+# Number of unknown entries from which the size of the drawn errors is measured.
+_MEASURED = 500
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,7 @@ class Linear:
     """
 
     factors: Factors
-    residuals: Residuals | None = None
+    residuals: Residuals | Interpolation | None = None
 
     def conditional_mean(self, x: Tensor, known: Tensor) -> Tensor:
         """Return the means of all entries given the known entries, as a tensor of shape (n, D)."""
@@ -40,5 +45,21 @@ class Linear:
 
     def draw_errors(self, x: Tensor, known: Tensor, rng: RandomSource) -> Tensor:
         """Draw differences from the conditional mean, in standard deviations, as a tensor of shape (n, D)."""
-        differences = self.factors.draw(x, known, rng) - self.factors.conditional_mean(x, known)
-        return differences / self.factors.deviation(x, known)
+        if self.residuals is None:
+            differences = self.factors.draw(x, known, rng) - self.factors.conditional_mean(x, known)
+            return differences / self.factors.deviation(x, known)
+        unknown = ~known
+        # The standard deviations are approximate, so the drawn errors are scaled to a mean square of 1.
+        deviation = self.deviation(x, known).clamp(min=torch.finfo(x.dtype).tiny)
+        count = max(int(unknown.sum()), 1)
+        drawn = [self._draw_residuals(known, rng) / deviation for _ in range(math.ceil(_MEASURED / count))]
+        square = float(sum((each[unknown] ** 2).sum() for each in drawn)) / (len(drawn) * count)
+        return drawn[0] / (square**0.5 or 1.0)
+
+    def _draw_residuals(self, known: Tensor, rng: RandomSource) -> Tensor:
+        """Draw differences between samples of the model and their conditional means, as a tensor of shape (n, D)."""
+        assert self.residuals is not None
+        n, rank = len(known), self.factors.loadings.shape[1]
+        signal = rng.normal((n, rank), self.factors.mean) @ self.factors.loadings.T
+        sample = self.factors.mean + signal + self.residuals.draw(n, rng)
+        return sample - self.conditional_mean(sample, known)

@@ -14,15 +14,23 @@ import torch
 from torch import Tensor
 
 from mvrbm.estimators.imputer.factor_analysis import Factors
+from mvrbm.random import RandomSource
 from mvrbm.units.whitened import mode_products
 
 # Maximum number of steps of the conjugate gradient method, and the squared relative error at which it stops.
 _STEPS = 40
 _TOLERANCE = 1e-8
+# Variance that makes covariances positive definite.
+_JITTER = 1e-6
 # Maximum number of samples used to estimate covariances.
 _MOST_FITTED = 1000
-# Maximum length of an axis with a covariance matrix.
-_LONGEST = 512
+# Maximum lengths of axes with a free covariance matrix, and with a stationary one.
+_LONGEST_FREE = 512
+_LONGEST_STATIONARY = 4096
+# The autocovariance at a distance d along an axis of length I is multiplied by (1 - d / I) to this power, because few
+# pairs of entries have a large distance. With power 1, it is the usual estimate of complete data, whose spectrum is not
+# negative. Higher powers smooth the spectrum.
+_TAPER = 4
 
 #: Structures of the covariance matrix of an axis. Along a stationary axis, it depends only on the distance.
 STRUCTURES = ("independent", "stationary", "free")
@@ -68,7 +76,7 @@ class Residuals:
                 found.append(torch.eye(size, dtype=x.dtype, device=x.device))
             else:
                 rows, counts = (part.movedim(axis, -1).reshape(-1, size) for part in (residuals, weights))
-                found.append(_covariance(rows.T @ rows, counts.T @ counts, stationary=structure == "stationary"))
+                found.append(_stationary(rows, counts) if structure == "stationary" else _free(rows, counts))
         return cls(tuple(found), noise, scale)
 
     def with_noise(self, noise: float) -> Residuals:
@@ -103,6 +111,20 @@ class Residuals:
             direction = torch.where(active, rest + square / torch.where(active, before, 1.0) * direction, direction)
         return self.scale * self._times(solution)
 
+    def draw(self, n: int, rng: RandomSource) -> Tensor:
+        """Draw residuals of `n` samples, including the noise, of shape (n, D)."""
+        like = self.scale
+        roots = []
+        for matrix in self.covariances:
+            jitter = _JITTER * torch.eye(len(matrix)).to(matrix.double())
+            roots.append(torch.linalg.cholesky(matrix.double() + jitter).to(like))
+        normal, noise = rng.normal((2, n, len(like)), like)
+        correlated = mode_products(
+            normal.reshape(1, n, *(len(root) for root in roots)), [root[None] for root in roots]
+        )[0]
+        drawn: Tensor = like * (correlated + self.noise**0.5 * noise)
+        return drawn
+
     def unexplained(self, known: Tensor) -> Tensor:
         """Return the approximate fraction of the variance of each residual that the known residuals do not explain.
 
@@ -121,23 +143,37 @@ class Residuals:
 
 def structures_of_axis(size: int) -> tuple[str, ...]:
     """Return the structures to try for an axis of the given length, apart from independence."""
-    return STRUCTURES[1:] if 2 < size <= _LONGEST else ()
+    longest = {"stationary": _LONGEST_STATIONARY, "free": _LONGEST_FREE}
+    return tuple(structure for structure, most in longest.items() if 2 < size <= most)
 
 
-def _covariance(sums: Tensor, counts: Tensor, *, stationary: bool) -> Tensor:
+def _free(rows: Tensor, known: Tensor) -> Tensor:
     """Return the positive semidefinite matrix nearest to the mean products, scaled to a mean diagonal entry of 1.
 
-    `sums` contains sums of products of residuals, and `counts` the number of terms in each sum. Both have shape (I, I).
+    `rows` contains residuals, or 0 for unknown entries, and `known` is 1 for known entries. Both have shape (m, I).
     """
-    size = len(sums)
-    if stationary:
-        positions = torch.arange(size, device=sums.device)
-        distances = (positions[:, None] - positions).abs()
-        sums, counts = (
-            torch.zeros_like(part[0]).index_add(0, distances.flatten(), part.flatten())[distances]
-            for part in (sums, counts)
-        )
-    values, vectors = torch.linalg.eigh((sums / counts.clamp(min=1)).double())
+    means = (rows.T @ rows) / (known.T @ known).clamp(min=1)
+    values, vectors = torch.linalg.eigh(means.double())
     matrix = (vectors * values.clamp(min=0)) @ vectors.T
     level = float(matrix.diagonal().mean())
-    return (matrix / level if math.isfinite(level) and level > 0 else torch.eye(size).to(matrix)).to(sums)
+    return (matrix / level if math.isfinite(level) and level > 0 else torch.eye(len(matrix)).to(matrix)).to(rows)
+
+
+def _stationary(rows: Tensor, known: Tensor) -> Tensor:
+    """Return the tapered autocovariance, without negative frequencies, as a matrix with a diagonal of 1.
+
+    The arguments are those of :func:`_free`.
+    """
+    size = rows.shape[1]
+    sums, counts = (torch.fft.rfft(part.double(), 2 * size).abs().square().sum(0) for part in (rows, known))
+    sums, counts = (torch.fft.irfft(part, 2 * size)[:size] for part in (sums, counts))
+    taper = (1 - torch.arange(size).to(sums) / size) ** _TAPER
+    means = taper * sums / counts.clamp(min=1)
+    spectrum = torch.fft.rfft(torch.cat([means, means.new_zeros(1), means[1:].flip(0)])).real
+    means = torch.fft.irfft(spectrum.clamp(min=0), 2 * size)[:size]
+    level = float(means[0])
+    if not (math.isfinite(level) and level > 0):
+        return torch.eye(size).to(rows)
+    positions = torch.arange(size, device=rows.device)
+    matrix: Tensor = (means / level)[(positions[:, None] - positions).abs()]
+    return matrix.to(rows)

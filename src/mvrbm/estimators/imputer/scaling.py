@@ -12,6 +12,11 @@ from torch import Tensor
 # The unit of an index of an axis is a power mean of deviations with this exponent. It is so large that the rows and
 # columns of a picture, which have similar ranges but different variances, have similar units.
 _POWER = 8
+# The indices of an axis of an array have different units if those of some neighbors differ by more than this factor, or
+# if there are at least this many known entries per index. Otherwise, dividing by units that are estimated from few
+# entries would make smooth series rough.
+_DIFFERENT = 10.0
+_ENOUGH = 400
 # Deviations up to this fraction of the mean are rounding errors of constant entries.
 _ROUNDING = 1e-12
 # Maximum numbers of iterations for geometric means and power means, and the relative change at which they stop.
@@ -63,10 +68,10 @@ def data_range(x: Tensor, known: Tensor, *, per_column: bool) -> tuple[Tensor, T
 def axis_units(x: Tensor, known: Tensor, shape: Sequence[int]) -> Tensor:
     """Return a positive unit for each entry, of shape (D,), a product of one factor per index of each axis of a sample.
 
-    In these units, the deviations from the mean are alike for all indices of all axes. If the data is multiplied by
-    other factors along the axes, the units are multiplied by the same factors. A column of a table thus has its own
-    unit, as does a channel of a time series. `x` and `known` have shape (n, D). The product of the factors is unique,
-    and is found by rescaling one axis after the other, as in the algorithm of Sinkhorn and Knopp.
+    In these units, the deviations from the mean are alike for all indices of an axis. If the data is multiplied by
+    other factors along the axis, the units are multiplied by the same factors. A column of a table thus has its own
+    unit, as does a channel of a time series. All indices of an axis have the same unit if there are few entries per
+    index, unless the units of neighbors are obviously different. `x` and `known` have shape (n, D).
     """
     x = x.double()
     count = known.sum(0)
@@ -82,19 +87,28 @@ def axis_units(x: Tensor, known: Tensor, shape: Sequence[int]) -> Tensor:
     logs = torch.where(largest > 0, torch.log(means) / _POWER + torch.log(largest), -math.inf)
     logs = logs.reshape(*shape, 1)
     varying = logs > -math.inf
-    # Mean logarithms are as covariant as power means, and converge faster. They are the initial units.
-    log_units = _balanced(logs, torch.zeros_like(logs), varying, _MEAN_ITERATIONS, power=0)
-    return torch.exp(_balanced(logs, log_units, varying, _POWER_ITERATIONS, power=_POWER)).flatten()
+    everything = torch.zeros_like(logs)
+    # Mean logarithms follow the units of the data as power means do, and converge faster. They are the initial units.
+    rough = _balanced(logs, everything, varying, range(len(shape)), power=0)
+    axes = [len(shape)]  # the additional axis of length 1, for the scale of all entries
+    for axis in range(len(shape)):
+        others = tuple(other for other in range(logs.ndim) if other != axis)
+        steps = rough.mean(others).diff().abs()
+        enough = count.reshape(logs.shape).sum(others).median() >= _ENOUGH
+        if len(shape) == 1 or bool(enough) or bool((steps > math.log(_DIFFERENT)).any()):
+            axes.append(axis)
+    rough = _balanced(logs, everything, varying, axes, power=0)
+    return torch.exp(_balanced(logs, rough, varying, axes, power=_POWER)).flatten()
 
 
-def _balanced(logs: Tensor, log_units: Tensor, varying: Tensor, iterations: int, power: int) -> Tensor:
-    """Rescale one axis after the other, so that the power mean of all sizes with the same index is 1.
+def _balanced(logs: Tensor, log_units: Tensor, varying: Tensor, axes: Sequence[int], power: int) -> Tensor:
+    """Rescale along one axis after the other, so that the power mean of all sizes with the same index is 1.
 
     With power 0, the mean is the geometric mean. Only entries in the mask `varying` count.
     """
-    for _ in range(iterations):
+    for _ in range(_POWER_ITERATIONS if power else _MEAN_ITERATIONS):
         change = 0.0
-        for axis in range(logs.ndim - 1):  # the last axis has length 1
+        for axis in axes:
             others = tuple(other for other in range(logs.ndim) if other != axis)
             rest = logs - log_units
             count = varying.sum(others, keepdim=True)

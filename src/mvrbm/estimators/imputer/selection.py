@@ -17,6 +17,7 @@ from torch import Tensor
 from mvrbm.estimators.imputer import separable_covariance, shrunk_covariance
 from mvrbm.estimators.imputer.conditional_normal import Normal
 from mvrbm.estimators.imputer.factor_analysis import Factors, fit_factors
+from mvrbm.estimators.imputer.interpolation import Interpolation
 from mvrbm.estimators.imputer.linear_model import Linear
 from mvrbm.estimators.imputer.masking import Samples
 from mvrbm.estimators.imputer.residual_covariance import NOISE, Residuals, structures_of_axis
@@ -66,6 +67,7 @@ class LinearChoice:
     structures: tuple[str, ...]  # structure of the residual covariance of each axis of a sample
     errors: Tensor  # sum of weighted squared errors on held-out entries, per sample along the first axis
     error: float
+    has_one_mean: bool = False  # whether the factors are `Factors.of_one_mean`
     is_separable: bool = False  # whether the model was fitted by `fit_separable`
     prior: shrunk_covariance.Prior | None = None  # prior of the covariance, if the model was fitted by `fit_shrunk`
 
@@ -76,8 +78,13 @@ class LinearChoice:
         if self.prior is not None:
             return Linear(shrunk_covariance.fit_shrunk(x, known, self.shape, self.prior))
         start, residuals = self.linear.factors.with_noise(1 / self.noise), self.linear.residuals
-        factors = fit_to_shown(x, known, start.loadings.shape[1], start).with_noise(self.noise)
-        if residuals is not None:
+        if self.has_one_mean:
+            factors = Factors.of_one_mean(x, known)
+        else:
+            factors = fit_to_shown(x, known, start.loadings.shape[1], start).with_noise(self.noise)
+        if isinstance(residuals, Interpolation):
+            residuals = Interpolation.fit(factors, x, known, self.shape, residuals.axis)
+        elif residuals is not None:
             residuals = Residuals.fit(factors, x, known, self.shape, self.structures, residuals.noise)
         return Linear(factors, residuals)
 
@@ -117,10 +124,20 @@ def choose_linear(
     simple = functools.reduce(_smaller, (found for _, found, _ in tried))
     others = [found for _, _, found in tried if found is not None]
     if n_factors is None:
+        smooth = [found for trials, *_ in tried if (found := trials.try_one_mean()) is not None]
         # Larger models are tried with the best choice of axes only.
         trials, *_ = min(tried, key=lambda each: min(choice.error for choice in each[1:] if choice is not None))
         others += [found for found in (trials.try_separable(), trials.try_shrunk()) if found is not None]
-    return min((found for found in others if surely_smaller(found.errors, simple.errors)), key=_error, default=simple)
+        if smooth:
+            # A model without factors has few parameters, so it is preferred.
+            simple = _surely_best([min(smooth, key=_error)], default=simple)
+    return _surely_best(others, default=simple)
+
+
+def _surely_best(choices: Sequence[LinearChoice], default: LinearChoice) -> LinearChoice:
+    """Return the choice with the smallest error that is smaller than that of the default by more than chance."""
+    better = (found for found in choices if surely_smaller(found.errors, default.errors))
+    return min(better, key=_error, default=default)
 
 
 def _smaller(best: LinearChoice, found: LinearChoice) -> LinearChoice:
@@ -198,14 +215,42 @@ class Trials:
         assert simple.best is not None
         if correlated.best is not None:
             best = correlated.best
-            assert best.linear.residuals is not None
-            others = (
-                replace(best.linear, residuals=best.linear.residuals.with_noise(noise)) for noise in _RESIDUAL_NOISES
-            )
+            assert isinstance(best.linear.residuals, Residuals)
+            residuals = best.linear.residuals
+            others = (replace(best.linear, residuals=residuals.with_noise(noise)) for noise in _RESIDUAL_NOISES)
             correlated.best = min(
                 [best, *(self._choice(linear, self.structures, best.noise) for linear in others)], key=_error
             )
         return simple.best, correlated.best
+
+    def try_one_mean(self) -> LinearChoice | None:
+        """Return the best model with interpolated or correlated residuals and without factors.
+
+        All entries have the same mean, because means that are estimated from few samples are not smooth.
+        """
+        axes = [axis for axis, size in enumerate(self.shape) if structures_of_axis(size)]
+        if not len(self.tested.x) or not axes:
+            return None
+        factors = Factors.of_one_mean(self.samples.x, self.samples.shown)
+        interpolated = [
+            self._choice(
+                Linear(factors, Interpolation.fit(factors, self.samples.x, self.samples.shown, self.shape, axis)),
+                self.independent,
+            )
+            for axis in axes
+        ]
+        correlated = []
+        structures = self._structures(factors)
+        if structures != self.independent:
+            residuals = self._residuals(factors, structures, NOISE)
+            correlated = [
+                self._choice(Linear(factors, residuals.with_noise(noise)), structures)
+                for noise in (NOISE, *_RESIDUAL_NOISES)
+            ]
+        found = _surely_best(correlated, default=min(interpolated, key=_error))
+        what = "interpolation" if isinstance(found.linear.residuals, Interpolation) else "correlated residuals"
+        self.report(f"sample_axes={self.axes}, no factors, {what}", found.error)
+        return replace(found, has_one_mean=True)
 
     def try_separable(self) -> LinearChoice | None:
         """Return the model with a covariance that is diagonal in a separable basis, if it is applicable."""
