@@ -128,6 +128,21 @@ def test_models_that_come_with_the_package_are_taken_by_name(mvrbm):
     assert err == "error: digit does not exist and is not the name of an included model (digits, labeled-digits)\n"
 
 
+@pytest.mark.parametrize("name", ["named", "labeled-digits"])
+@pytest.mark.parametrize("call", ["transform {} data.npy o.npy", "score {} data.npy o.npy", "likelihood {} data.npy",
+                                  "reconstruct {} data.npy o.npy", "inpaint {} data.npy o.npy --hide top"])  # fmt: skip
+def test_commands_without_labels_name_those_with_labels(mistake, mvrbm, name, call):
+    mistake(None, call.format(name), 1, r"because it is a model with labels; use mvrbm predict or mvrbm sample$")
+    code, out, _ = mvrbm(f"{call.split()[0]} --help")
+    assert (code, "labeled-digits" in out) == (0, False)
+
+
+def test_help_names_the_models_with_labels(mvrbm, mistake):
+    assert "labeled-digits" in mvrbm("predict --help")[1]
+    assert "labeled-digits" in mvrbm("sample --help")[1]
+    mistake(None, "export named o.onnx", 1, "error: --method of ClassificationMVRBM must be one of")
+
+
 def test_labels_of_samples_are_written(mvrbm, place):
     details = found(mvrbm("sample named a.npy -n 40 --steps 5 --labels-out labels.npy --json"))
     assert details["labels"] == "labels.npy"

@@ -16,6 +16,7 @@ _OPTIONS = {
     "fixed must have": "--fixed must have",
     "fixed contains": "--fixed contains",
     "MVRBMImputer": "mvrbm impute",
+    "method of": "--method of",
     "dayfirst=True": "--day-first",
     "dayfirst=False": "--month-first",
     "convert them to dtype 'category'": "use --categorical (mvrbm impute) or the Python interface",

@@ -39,11 +39,13 @@ _STEPS = 1000
 _LIKELIHOOD_FIELDS = ("mean", "forward", "reverse", "lower", "upper", "bounds")
 
 
-def _row_command(command: str, method: str, description: str) -> Callable[..., None]:
+def _row_command(
+    command: str, method: str, description: str, model_help: str = opt.UNLABELED_HELP
+) -> Callable[..., None]:
     """Build a command that calls a method of the estimator and writes the result with one row per sample."""
 
     def run(
-        model_folder: opt.ModelFolder,
+        model_folder: Annotated[Path, opt.argument("MODEL", model_help)],
         source: opt.Input,
         out: opt.ArrayOut,
         rows: opt.Rows = None,
@@ -71,7 +73,9 @@ score = _row_command(
     "Compute the score of each sample: its log-density for mixtures, its score for outlier detectors, and its "
     "pseudo-log-likelihood for all other models. Higher is more normal.",
 )
-predict = _row_command("predict", "predict", "Predict the class of each sample with a saved classifier.")
+predict = _row_command(
+    "predict", "predict", "Predict the class of each sample with a saved classifier.", opt.LABELED_HELP
+)
 
 
 def _is_exact(model: Any) -> bool:
@@ -80,7 +84,7 @@ def _is_exact(model: Any) -> bool:
 
 
 def likelihood(
-    model_folder: opt.ModelFolder,
+    model_folder: opt.UnlabeledFolder,
     source: opt.Input,
     chains: Annotated[int | None, opt.new(_CHAINS_HELP, "--chains", default="100", min=2)] = None,
     temperatures: Annotated[int | None, opt.new(_TEMPERATURES_HELP, "--temperatures", default="1000", min=1)] = None,
@@ -110,7 +114,7 @@ def likelihood(
 
 
 def reconstruct(
-    model_folder: opt.ModelFolder,
+    model_folder: opt.UnlabeledFolder,
     source: opt.Input,
     out: opt.ImagesOut,
     steps: Annotated[int, typer.Option(min=1, help=_RECONSTRUCT_STEPS_HELP)] = 1,
@@ -209,7 +213,7 @@ def _initial_states(
 
 
 def inpaint(
-    model_folder: opt.ModelFolder,
+    model_folder: opt.UnlabeledFolder,
     source: opt.Input,
     out: opt.ImagesOut,
     mask: Annotated[Path | None, opt.new(_MASK_HELP)] = None,

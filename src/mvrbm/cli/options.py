@@ -93,6 +93,9 @@ _INPUT_HELP = (
 )
 _ROWS_HELP = "Use only these samples: 100 (the first 100), 100:200 or ::10."
 _MODEL_HELP = "Folder of a saved model, or the name of a model that comes with mvrbm (digits, labeled-digits)."
+# Help for commands that support only models without labels, or only models with labels.
+UNLABELED_HELP = "Folder of a saved model without labels, or digits, a model that comes with mvrbm."
+LABELED_HELP = "Folder of a saved model with labels, or labeled-digits, a model that comes with mvrbm."
 _OUT_IMAGES_HELP = "A .npy file, or an image file (such as .png) for a contact sheet."
 _DATES_HELP = "How to read dates such as 05/03/2021 if both ways are possible for a whole column."
 _COLUMNS_HELP = "Number of columns in the contact sheet."
@@ -103,6 +106,7 @@ MOST_TILES = 100
 
 Input = Annotated[str, argument("INPUT", _INPUT_HELP)]
 ModelFolder = Annotated[Path, argument("MODEL", _MODEL_HELP)]
+UnlabeledFolder = Annotated[Path, argument("MODEL", UNLABELED_HELP)]
 ArrayOut = Annotated[Path, argument("OUT", "A .npy file.")]
 ImagesOut = Annotated[Path, argument("OUT", _OUT_IMAGES_HELP)]
 ModelOut = Annotated[Path, new("Folder to save the model to.", "--out")]
@@ -223,7 +227,11 @@ def load_model(folder: Path, device: str, method: str, seed: int | None = None) 
         )
     if not hasattr(model, method):
         lacks = f"is not {_KIND_BY_METHOD[method]}" if method in _KIND_BY_METHOD else f"has no method '{method}'"
-        raise ValueError(f"{folder} contains a model of class {kind}, which {lacks}")
+        advice = ""
+        if hasattr(model, "classes_"):
+            commands = [f"mvrbm {name}" for name in ("predict", "sample") if hasattr(model, name)]
+            advice = f" because it is a model with labels; use {' or '.join(commands)}"
+        raise ValueError(f"{folder} contains a model of class {kind}, which {lacks}{advice}")
     if not hasattr(model, "visible_shape_"):
         raise ValueError(
             f"{folder} contains a model of class {kind}, which requires more than one array per sample; "
