@@ -16,6 +16,7 @@ def place(tmp_path, monkeypatch):
     x = rng.normal(size=(40, 2)) @ rng.normal(size=(2, 6))
     x[::5, 2] = np.nan
     np.save("holes.npy", x)
+    np.save("infinite.npy", np.where(np.arange(x.size).reshape(x.shape) == 19, np.inf, x))
     rows = [f"{n % 2 if n % 5 != 2 else ''},{('red', 'blue')[n % 2] if n % 5 else ''}" for n in range(60)]
     (tmp_path / "table.csv").write_text("\n".join(["size,color", *rows]))
     return tmp_path
@@ -75,16 +76,105 @@ def test_tables_of_numbers_stay_tables(place):
 def test_what_was_made_of_columns_is_said(place, capsys):
     pytest.importorskip("pandas")
     lines = [f"{n / 7},{n % 3},,{'?' if n == 3 else n}" for n in range(40)]
+    lines[5] = "1,2,,"
     (place / "mixed.csv").write_text("\n".join(["a,code,empty,text", *lines]))
     assert main(["impute", "mixed.csv:-a", "filled.csv", "--quiet"]) == 0
     shown, notes = capsys.readouterr()
-    assert "columns ['text'] are excluded from the model" in notes
-    assert "To use them as categories, use --categorical (mvrbm impute)" in notes
-    assert "columns dropped because no entry is known: empty\n" in shown
+    assert notes == "note: column 'text' is text because of '?' in line 5; leave a field empty to mark it as missing\n"
+    assert "41 of 120 entries were missing: 0 filled in, 41 left empty in columns empty, text\n" in shown
+    assert "columns without known entries: empty\n" in shown
+    assert "columns not used because their texts differ in most rows (see --categorical): text\n" in shown
     assert "treated as numeric (see --categorical): code\n" in shown
-    filled = (place / "filled.csv").read_text().splitlines()
-    assert filled[0] == "code,text"
-    assert [line.split(",")[1] for line in filled[1:]] == ["?" if n == 3 else str(n) for n in range(40)]
+    assert (place / "filled.csv").read_text() == "\n".join(
+        ["code,empty,text", *[line.split(",", 1)[1] for line in lines]]
+    )
+    assert main(["impute", "mixed.csv", "b.csv", "--categorical", "text", "--quiet"]) == 0
+    assert "40 left empty in columns empty\n" in capsys.readouterr().out
+
+
+EXACT = {
+    "separators": ("a;b;note\n", "1;{};x,y\n"),
+    "line endings": ("a,b\r\n", "1,{}\r\n"),
+    "byte order mark": ('\ufeff"a",b\n', "1,{}\n"),
+    "blank lines": ("\na,b\n\n", "1,{}\n  \n\n"),
+    "quotation marks": ('"a","b"\n', '"1",{}\n'),
+    "several lines": ('a,b,"c\nd"\n', '1,{},"x\n""y"""\n'),
+    "names": ("a,a,,a\n", "1,{},5,6\n"),
+    "no header": ("", "1,{}\n"),
+    "numbers": ("a,b\n", "01e0,{}\n"),
+    "separators at the end of rows": ("a,b\n", "1,{},\n"),
+    "no end of the last line": ("a,b", "\n1,{}"),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_only_missing_fields_change(place, name):
+    pytest.importorskip("pandas")
+    head, row = EXACT[name]
+    parts = [(head + 9 * row.format("2.50") + row).partition("{}")[0], row.partition("{}")[2] + 9 * row.format("2.50")]
+    (place / "t.csv").write_bytes("".join(parts).encode())
+    assert main(["impute", "t.csv", "filled.csv", "--quiet"]) == 0
+    filled = (place / "filled.csv").read_bytes().decode()
+    assert filled.startswith(parts[0])
+    assert filled.endswith(parts[1])
+    assert float(filled[len(parts[0]) : -len(parts[1])]) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_decimal_commas(place, separator):
+    pytest.importorskip("pandas")
+    rows = [separator.join([f"{n / 7:.3f}", f"{n / 9:.3f}" if n != 5 else ""]) for n in range(40)]
+    text = "\n".join(rows).replace(".", ",")
+    (place / "t.tsv").write_text(text)
+    assert main(["impute", "t.tsv", "filled.tsv", "--quiet"]) == 0
+    before, after = text.split("\n"), (place / "filled.tsv").read_text().replace("\t", separator).split("\n")
+    assert before[:5] + before[6:] == after[:5] + after[6:]
+    assert float(after[5].split(separator)[1].replace(",", ".")) == pytest.approx(5 / 9, abs=0.1)
+
+
+def test_the_suffix_determines_the_separator(place):
+    pytest.importorskip("pandas")
+    lines = ["a\tb\tc, d", *[f'{n}\t"{n}"\tx,y' for n in range(30)], "\t3\tz"]
+    (place / "t.tsv").write_text("\n".join(lines))
+    assert main(["impute", "t.tsv", "t.csv", "--quiet"]) == 0
+    assert (place / "t.csv").read_text().startswith('a,b,"c, d"\n0,"0","x,y"\n')
+    assert main(["impute", "t.csv", "again.tsv", "--quiet"]) == 0
+    assert (place / "again.tsv").read_text().startswith('a\tb\t"c, d"\n0\t"0"\t"x,y"\n')
+
+
+def test_categories_are_written_as_in_the_file(place):
+    pytest.importorskip("pandas")
+    lines = [f"{n % 2},{('false', 'true')[n % 2] if n % 5 else ''},0{n % 2 if n % 7 else ''}" for n in range(60)]
+    lines = [
+        line.removesuffix(",0") + "," if line.endswith(",0") and n % 7 == 0 else line for n, line in enumerate(lines)
+    ]
+    (place / "t.csv").write_text("\n".join(["x,flag,code", *lines]))
+    assert main(["impute", "t.csv", "filled.csv", "--categorical", "code", "--quiet"]) == 0
+    expected = [f"{n % 2},{('false', 'true')[n % 2]},0{n % 2}" for n in range(60)]
+    assert (place / "filled.csv").read_text().split("\n")[1:] == expected
+
+
+@pytest.mark.parametrize("value", ["12345678901234567890123", "abc"])
+def test_the_value_that_makes_a_column_text_is_named(place, capsys, value):
+    pytest.importorskip("pandas")
+    rows = [f"{n},{10**15 + n}" for n in range(30)]
+    (place / "t.csv").write_text("\n".join(["a,b", *rows, f"3,{value}", "4,"]))
+    assert main(["impute", "t.csv", "filled.csv", "--quiet"]) == 0
+    shown, notes = capsys.readouterr()
+    assert "1 of 64 entries were missing: 0 filled in, 1 left empty in columns b\n" in shown
+    assert f"column 'b' is text because of '{value}' in line 32;" in notes
+
+
+def test_arrays_keep_their_empty_columns(place, capsys):
+    holes = np.load("holes.npy")
+    holes[:, 3] = np.nan
+    np.save("holes.npy", holes)
+    assert main(["impute", "holes.npy", "a.npy", "--deviations", "d.npy", "--quiet"]) == 0
+    shown, notes = capsys.readouterr()
+    assert "48 of 240 entries were missing: 8 filled in, 40 left empty in columns without known entries" in shown
+    assert notes == ""
+    for name in ("a.npy", "d.npy"):
+        assert np.isnan(np.load(name)).sum(0).tolist() == [0, 0, 0, 40, 0, 0]
 
 
 def test_dates_are_numbers_and_come_back_in_their_format(place, capsys):
@@ -161,10 +251,10 @@ def test_ambiguous_dates(place, capsys, options, day, note):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["holes.npy", "a.npy", "--day-first"], "requires a table as INPUT and a .csv file as OUT; omit it"),
+        (["holes.npy", "a.npy", "--day-first"], "requires a table as INPUT and a .csv or .tsv file as OUT; omit it"),
         (
             ["holes.npy", "filled.csv"],
-            "a .csv file as OUT requires a table as INPUT (.csv, .csv.gz, .tsv, .tsv.gz, .parquet), got holes.npy",
+            "a .csv or .tsv file as OUT requires a table as INPUT (.csv, .csv.gz, .tsv, .tsv.gz, .parquet), got holes",
         ),
         (["table.csv", "filled.npy"], "column 'color' has type str, which is not numeric"),
         (["holes.npy", "holes.npy"], "holes.npy already exists; use --force to replace it"),
@@ -174,8 +264,14 @@ def test_ambiguous_dates(place, capsys, options, day, note):
         ),
         (
             ["holes.npy", "a.npy", "--categorical", "a"],
-            "--categorical requires a table as INPUT and a .csv file as OUT, got a.npy",
+            "--categorical requires a table as INPUT and a .csv or .tsv file as OUT, got a.npy",
         ),
+        (["table.csv", "a.parquet"], "a.parquet must end in .npy, .csv, .tsv, .png"),
+        (
+            ["holes.npy", "a.npy", "--deviations", "./a.npy"],
+            "OUT and --deviations must be different files, got a.npy for both",
+        ),
+        (["infinite.npy", "a.npy"], "infinite.npy contains an infinite entry at index (3, 1); replace it"),
         (["nowhere.npy", "a.npy"], "nowhere.npy: no such file"),
         (
             ["holes.npy", "a.npy", "--model", "m", "--epochs", "3"],

@@ -86,6 +86,7 @@ def test_a_model_of_another_kind_is_named_and_no_bar_goes_into_a_pipe(capfd):
             1,
             "--train wide.npy has samples of shape 4x5, but mixed.npy has samples of shape 4x8",
         ),
+        (["mixed.npy", "a.npy", "--maps", "./a.npy"], 2, "OUT and --maps must be different files, got a.npy for both"),
         (["mixed.npy", "scores.npy", "--model", "nothing"], 1, "nothing does not exist"),
         (
             ["mixed.npy", "scores.npy", "--model", "a", "--train", "normal.npy"],
@@ -148,8 +149,9 @@ def test_the_treatment_of_columns_is_that_of_the_detector(capsys, tmp_path, monk
     Path("t.csv").write_text("\n".join(["id,city,sold,x", *rows]))
     assert main(["outliers", "t.csv", "s.npy", "--save", "detector", "--device", "cpu"]) == 0
     shown, notes = capsys.readouterr()
-    assert "columns ['id'] are excluded" in notes
-    assert shown.endswith("; categorical columns: city; columns of dates: sold\n")
+    assert notes == ""
+    assert "; categorical columns: city; columns of dates: sold; " in shown
+    assert shown.endswith("; columns not used because their texts differ in most rows: id\n")
     Path("new.csv").write_text("id,city,sold,x\n1,a,,3\n2,b,,4\n")  # no text in id, and no known dates
     assert main(["outliers", "new.csv", "n.npy", "--model", "detector", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

@@ -19,7 +19,6 @@ _OPTIONS = {
     "method of": "--method of",
     "dayfirst=True": "--day-first",
     "dayfirst=False": "--month-first",
-    "convert them to dtype 'category'": "use --categorical (mvrbm impute) or the Python interface",
 }
 
 FAILURE = 1

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -185,9 +185,17 @@ def check_pictures(out: Path, shape: Sequence[int]) -> None:
             raise ValueError(f"{out} cannot be written: {error}") from error
 
 
+def check_different(outputs: Mapping[str, Path | None]) -> None:
+    """Raise a usage error if two outputs have the same path. The keys are the names of their options."""
+    seen: dict[Path, str] = {}
+    for name, path in outputs.items():
+        if path is not None and (other := seen.setdefault(path.resolve(), name)) != name:
+            raise UsageError(f"{other} and {name} must be different files, got {path} for both")
+
+
 def check_columns(columns: int | None, *outputs: Path | None) -> None:
     """Raise a usage error if --columns was given but none of the outputs is an image."""
-    if all(out is None or out.suffix.lower() in (".npy", ".csv") for out in outputs):
+    if all(out is None or out.suffix.lower() in (".npy", ".csv", ".tsv") for out in outputs):
         check_absent("has no effect without a contact sheet", columns=columns)
 
 

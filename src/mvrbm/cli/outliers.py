@@ -2,6 +2,7 @@
 
 import math
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,6 +59,7 @@ def outliers(
     opt.check_columns(columns, maps)
     if save is not None:
         opt.check_model_out(save, force)
+    opt.check_different({"OUT": out, "--maps": maps, "--save": save})
     detector = None if model_folder is None else opt.load_model(model_folder, device, "explain")
     samples, training = _read(source, train, data_dir, rows, detector)
     if train is not None:
@@ -79,7 +81,10 @@ def outliers(
             device=device,
             verbose=int(not quiet and sys.stderr.isatty()),  # a progress bar would clutter a log file
         )
-        return detector.fit(training)
+        with warnings.catch_warnings():
+            # The command reports these columns itself.
+            warnings.filterwarnings("ignore", message="columns .* are excluded from the model")
+            return detector.fit(training)
 
     if detector is None:
         detector = train_detector()
@@ -151,6 +156,7 @@ def _treatment_of_columns(table: Any, encoding: Any) -> dict[str, list[str]]:
     return {
         "categorical columns": list(table.columns[list(encoding.categories)]),
         "columns of dates": list(table.columns[list(encoding.dates)]),
+        "columns not used because their texts differ in most rows": list(table.columns[encoding.copied]),
     }
 
 

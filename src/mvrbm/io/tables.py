@@ -4,30 +4,32 @@ The packages that read these formats are optional and imported on demand. `array
 converts the result for an estimator.
 """
 
-import csv
 import gzip
 import math
 import os
 import warnings
 from collections.abc import Collection, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mvrbm.errors import InputError
 from mvrbm.extras import require
+from mvrbm.io.csv_text import MISSING, Dialect, TableText, check_records, is_number, read_text, records
 from mvrbm.io.dates import date_formats
 from mvrbm.io.formats import BEST_COMPRESSION, LARGEST, first_line, reading, some_of
 from mvrbm.io.untrusted import ALLOWANCE, Budget, check_regular_file
 
 __all__ = [
+    "MISSING",
     "STORES",
     "TABLES",
     "open_stored",
-    "read_fields",
     "read_table",
+    "read_table_text",
     "table_labels",
     "table_samples",
     "text_columns",
@@ -38,22 +40,10 @@ Array = NDArray[Any]
 TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 #: Suffixes for files and folders that contain arrays.
 STORES = (".h5", ".hdf5", ".zarr")
-_MARKERS = "|#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|null"
-#: Fields that mark missing entries in columns of numbers or dates, as in pandas.
-MISSING = frozenset(_MARKERS.split("|"))
 # Memory in bytes that pandas uses per column of a CSV file, even if the file has a single row.
 _BYTES_PER_COLUMN = 1000
 # Number of bytes to decompress at once when measuring the decompressed size of a gzip file.
 _GZIP_BLOCK = 2**20
-
-
-class _Dialect(NamedTuple):
-    """How to read a CSV file."""
-
-    separator: str
-    has_header: bool  # whether the first line contains column names
-    n_columns: int
-    repeats: bool  # whether the first line has text and numbers in the same columns as the second line
 
 
 def read_table(path: Path, columns: str | None = None, *, text: Collection[str] = (), largest: int = LARGEST) -> Any:
@@ -82,7 +72,27 @@ def read_table(path: Path, columns: str | None = None, *, text: Collection[str] 
             frame[name] = frame[name].convert_dtypes().astype("string")
     if not frame.size:
         raise InputError(f"{path} has no entries: {len(frame)} rows and {len(frame.columns)} columns")
-    return frame if columns is None else _select_columns(frame, columns, path)
+    frame = frame if columns is None else _select_columns(frame, columns, path)
+    _check_finite(frame, path)
+    return frame
+
+
+def _check_finite(frame: Any, path: Path) -> None:
+    """Raise InputError if a table contains infinity."""
+    numeric = frame.select_dtypes("number")
+    infinite = np.isinf(numeric.to_numpy(dtype=np.float64, na_value=np.nan))
+    if infinite.any():
+        row, column = np.argwhere(infinite)[0].tolist()
+        place = f"row {row + 1}"
+        if path.suffix != ".parquet":
+            _, text = read_text(path)
+            dialect = Dialect.of(text)
+            rows = (record for record in records(text, dialect.separator) if not record.is_blank)
+            place = f"line {next(islice(rows, row + dialect.has_header, None)).line}"
+        raise InputError(
+            f"{path}, {place}: column '{numeric.columns[column]}' is infinite; leave the field empty if its value is "
+            "missing"
+        )
 
 
 def _read_parquet(path: Path, largest: int) -> Any:
@@ -100,9 +110,12 @@ def _read_parquet(path: Path, largest: int) -> Any:
 def _read_csv(path: Path, largest: int, pandas: Any, text: Collection[str]) -> Any:
     with reading(path):
         _check_size(path, _text_size(path, largest), largest)
-        dialect = _dialect(path)
+        _, content = read_text(path)
+        dialect = Dialect.of(content)
         n_columns = dialect.n_columns
         Budget(path).spend(_BYTES_PER_COLUMN * n_columns, f"{path}: a table of {n_columns:,} columns")
+        check_records(content, dialect, path)
+        del content
         frame = _parse_csv(path, dialect, pandas, keep_default_na=False, na_values=sorted(MISSING))
         if dialect.repeats:
             warnings.warn(
@@ -112,7 +125,10 @@ def _read_csv(path: Path, largest: int, pandas: Any, text: Collection[str]) -> A
             )
         found = [place for place in range(n_columns) if _is_text(frame.iloc[:, place])]
         given = {place for place in range(n_columns) if str(frame.columns[place]) in text} - set(found)
-        doubtful = [place for place in found if frame.iloc[:, place].isna().any()]
+        for place in found:
+            if str(frame.columns[place]) not in text and _has_decimal_commas(frame.iloc[:, place], dialect.separator):
+                frame.isetitem(place, frame.iloc[:, place].str.replace(",", ".").astype(float))
+        doubtful = [place for place in found if _is_text(frame.iloc[:, place]) and frame.iloc[:, place].isna().any()]
         if doubtful or given:
             fields = _parse_csv(path, dialect, pandas, keep_default_na=False, na_filter=False, dtype=str)
             for place in given:
@@ -120,6 +136,12 @@ def _read_csv(path: Path, largest: int, pandas: Any, text: Collection[str]) -> A
             for place in doubtful:
                 frame.isetitem(place, _with_markers(frame.iloc[:, place], fields.iloc[:, place]))
         return frame
+
+
+def _has_decimal_commas(column: Any, separator: str) -> bool:
+    """Return whether all values in a text column are numbers, and some of them have decimal commas."""
+    known = column.dropna()
+    return all(is_number(value, separator) and "." not in value for value in known) and any("," in v for v in known)
 
 
 def _is_text(column: Any) -> bool:
@@ -136,34 +158,30 @@ def _with_markers(column: Any, fields: Any) -> Any:
     return column if not is_marker.any() or date_formats(column) else column.where(~is_marker, fields)
 
 
-def _parse_csv(path: Path, dialect: _Dialect, pandas: Any, **options: Any) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pandas.errors.ParserWarning)
-            # Without index_col=False, pandas uses the first column as an index if rows end with a separator.
-            # With low_memory=True, pandas chooses a type for each part of a column, so that columns can be mixed.
-            options |= {"header": 0 if dialect.has_header else None, "low_memory": False}
-            return pandas.read_csv(path, sep=dialect.separator, index_col=False, **options)
-    except pandas.errors.ParserWarning as error:
-        raise InputError(
-            f"{path} has rows with more than {dialect.n_columns} fields, the number of fields in its first line"
-        ) from error
+def _parse_csv(path: Path, dialect: Dialect, pandas: Any, **options: Any) -> Any:
+    # Without index_col=False, pandas uses the first column as an index if rows end with a separator.
+    # With low_memory=True, pandas chooses a type for each part of a column, so that columns can be mixed.
+    options |= {"header": 0 if dialect.has_header else None, "low_memory": False}
+    columns = range(dialect.n_columns)
+    return pandas.read_csv(path, sep=dialect.separator, index_col=False, usecols=columns, **options)
 
 
-def read_fields(path: Path, columns: str | None = None) -> Any:
-    """Read the fields of a table as text, exactly as they are in the file, into a DataFrame of strings.
+def read_table_text(path: Path, columns: str | None = None) -> TableText:
+    """Read the text of a table, in which fields can be replaced.
 
     See :func:`read_table` for the parameters. A Parquet file has no text: its values are converted, and whole numbers
     have no decimal point.
     """
-    pandas = require("pandas", f"reading {path.name}", "tables")
     if path.suffix == ".parquet":
-        frame = _read_parquet(path, LARGEST).convert_dtypes().astype(str)
-    else:
-        with reading(path):
-            frame = _parse_csv(path, _dialect(path), pandas, keep_default_na=False, na_filter=False, dtype=str)
-    frame.columns = frame.columns.astype(str)
-    return frame if columns is None else _select_columns(frame, columns, path)
+        frame = _read_parquet(path, LARGEST).convert_dtypes().astype("string").fillna("")
+        frame.columns = frame.columns.astype(str)
+        return TableText.of_frame(frame if columns is None else _select_columns(frame, columns, path))
+    pandas = require("pandas", f"reading {path.name}", "tables")
+    with reading(path):
+        names = _parse_csv(path, Dialect.of(read_text(path)[1]), pandas, nrows=0).columns.astype(str)
+        places = pandas.DataFrame([range(len(names))], columns=names)
+        chosen = places if columns is None else _select_columns(places, columns, path)
+        return TableText.of_file(path, chosen.iloc[0].tolist())
 
 
 def _text_size(path: Path, largest: int) -> int:
@@ -190,45 +208,6 @@ def _select_columns(frame: Any, columns: str, path: Path) -> Any:
     if unknown := [name for name in names if name not in frame.columns]:
         raise InputError(f"{path} has no column '{unknown[0]}', only {some_of(frame.columns)}")
     return frame.drop(columns=names) if drop else frame[names]
-
-
-def _dialect(path: Path) -> _Dialect:
-    """Find out how to read a CSV file from its first two lines.
-
-    The first line is a header if one of its fields is neither a number nor a marker of a missing entry. It is also a
-    header if the fields are 0, 1, 2, ..., because pandas gives these names to unnamed columns.
-    """
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
-        lines = [file.readline(2**20) for _ in range(2)]
-    separator = max(",;\t", key=lines[0].count)
-    first, second = (_fields(line, separator) for line in lines)
-    numbered = len(first) > 2 and first == [str(number) for number in range(len(first))]
-    has_header = numbered or not all(map(_may_be_number, first))
-    repeats = (
-        has_header
-        and not numbered
-        and len(first) == len(second)
-        and any(_may_be_number(field) for field in first if field)
-        and not any(_may_be_number(field) != _may_be_number(below) for field, below in zip(first, second, strict=True))
-    )
-    return _Dialect(separator, has_header, len(first), repeats)
-
-
-def _fields(line: str, separator: str) -> list[str]:
-    """Return the fields of a line, or an empty list if a field exceeds the limit of the csv module."""
-    try:
-        return next(csv.reader([line], delimiter=separator), [])
-    except csv.Error:
-        return []
-
-
-def _may_be_number(field: str) -> bool:
-    """Return whether a field is a number or a marker of a missing entry."""
-    try:
-        float(field)
-    except ValueError:
-        return field in MISSING
-    return True
 
 
 def text_columns(frame: Any) -> list[str]:
