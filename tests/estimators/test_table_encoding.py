@@ -107,6 +107,13 @@ def test_an_imputer_names_a_date_in_another_format():
         imputer.transform(frame.assign(day="5.3.2021"))
 
 
+@pytest.mark.parametrize("other", [["x", "y"], [1.0, 2.0]])
+def test_repeated_column_names_raise(other):
+    frame = pd.DataFrame({"a": [1.0, None], "b": other}).rename(columns={"b": "a"})
+    with pytest.raises(ValueError, match="X has several columns named 'a'; rename them"):
+        MVRBMImputer("none").fit(frame)
+
+
 def test_text_with_as_many_values_as_rows_is_copied():
     frame = pd.DataFrame({"name": [f"n{k}" for k in range(40)], "kind": ["x", "y"] * 20, "size": [1.0, 2.0] * 20})
     frame.loc[3, ["name", "size"]] = None

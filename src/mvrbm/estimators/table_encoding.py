@@ -53,6 +53,9 @@ class TableEncoding:
         """
         if dayfirst not in (None, True, False):
             raise ValueError(f"dayfirst must be True, False or None, got {dayfirst!r}")
+        if _is_frame(X) and not X.columns.is_unique:
+            name = X.columns[X.columns.duplicated()][0]
+            raise ValueError(f"X has several columns named {name!r}; rename them")
         found = cls()
         ambiguous = []
         for column in _categorical_columns(X, categorical).tolist():
