@@ -135,6 +135,8 @@ class Coupling(nn.Module, ABC):
         :meth:`dense`.
         """
         learned = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+        if not learned:
+            return {}
         with torch.enable_grad():
             parts = torch.autograd.grad(self.dense(), list(learned.values()), gradient)
         return dict(zip(learned, parts, strict=True))
@@ -149,7 +151,7 @@ class Coupling(nn.Module, ABC):
         """
 
     def balance(self) -> None:
-        """Rescale the factors in place to equal norms, without changing `W`. By default, this does nothing."""
+        """Rescale the learned factors in place to equal norms, without changing `W`. By default, this does nothing."""
 
     def center_categories(self) -> None:
         """Subtract the mean over the last visible mode from `W`, in place.
@@ -161,7 +163,12 @@ class Coupling(nn.Module, ABC):
     @property
     def n_parameters(self) -> int:
         """Number of learned parameters."""
-        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+        return sum(p.numel() for p in self._learned)
+
+    @property
+    def _learned(self) -> list[nn.Parameter]:
+        """Parameters that are not frozen."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments of this coupling as a dictionary that can be saved as JSON."""
@@ -297,6 +304,8 @@ def equalize_norms(factors: Sequence[Tensor], keep: int | None) -> None:
     If `keep` is not None, each slice along the mode `keep` is rescaled separately.
     """
     others = [[mode for mode in range(factor.ndim) if mode != keep] for factor in factors]
+    if len(factors) < 2:
+        return
     logs = [torch.linalg.vector_norm(factor, dim=dim).log() for factor, dim in zip(factors, others, strict=True)]
     target = torch.stack(logs).mean(0)
     for factor, log in zip(factors, logs, strict=True):

@@ -126,5 +126,5 @@ class CP(Coupling):
         center(self.visible_factors[-1], 0)
 
     def balance(self) -> None:
-        """Rescale the factors of each term to equal norms."""
-        equalize_norms([self.hidden_factor, *self.visible_factors], keep=1)
+        """Rescale the learned factors of each term to equal norms."""
+        equalize_norms(self._learned, keep=1)

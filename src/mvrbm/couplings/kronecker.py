@@ -131,7 +131,7 @@ class Kronecker(Chain):
 
     def balance(self) -> None:
         """Rescale the learned factors of each term to equal norms."""
-        equalize_norms([factor for factor in self.factors if factor.requires_grad], keep=0)
+        equalize_norms(self._learned, keep=0)
 
 
 def _around(state: Tensor, mode: int) -> tuple[int, int, int]:

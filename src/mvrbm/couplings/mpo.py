@@ -85,5 +85,5 @@ class MPO(Chain):
         center(self.factors[-1], 2)
 
     def balance(self) -> None:
-        """Rescale all cores to equal norms."""
-        equalize_norms(list(self.factors), keep=None)
+        """Rescale all learned cores to equal norms."""
+        equalize_norms(self._learned, keep=None)

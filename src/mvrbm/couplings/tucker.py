@@ -99,5 +99,5 @@ class Tucker(Coupling):
         self.compression.center_categories()
 
     def balance(self) -> None:
-        """Rescale the core and all factors to equal norms."""
-        equalize_norms([self.core.weight, *self.compression.factors], keep=None)
+        """Rescale the core and all factors to equal norms, except frozen ones."""
+        equalize_norms(self._learned, keep=None)

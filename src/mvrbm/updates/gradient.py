@@ -158,12 +158,14 @@ class Centering:
             by_hidden = link.statistics(offset, on_data - on_chain)
             by_visible = link.statistics(shift[None], self._offset())
             for key in by_hidden:
-                gradient[f"couplings.{name}.{key}"] -= by_hidden[key] + by_visible[key]
+                if f"couplings.{name}.{key}" in gradient:  # not frozen
+                    gradient[f"couplings.{name}.{key}"] -= by_hidden[key] + by_visible[key]
             if unit.learns_statistic:
                 # The hidden bias also compensates for changes in T.
                 towards = link.to_visible(on_data - on_chain)
                 for key, part in unit.statistic_gradient(self.center[name], towards).items():
-                    gradient[f"visible.{name}.{key}"] -= part
+                    if f"visible.{name}.{key}" in gradient:
+                        gradient[f"visible.{name}.{key}"] -= part
 
     def advance(self, on_data: Tensor) -> Tensor:
         """Update and return the running mean of the hidden layer.

@@ -51,14 +51,14 @@ def safe_gain(gain: Tensor) -> Tensor:
 def gains_of(
     machine: BoltzmannMachine, gradient: Mapping[str, Tensor], powers: Mapping[str, Tensor] | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    r"""Return pairs of gradients and gains for a machine's parameters.
+    r"""Return pairs of gradients and gains for the learned parameters of a machine.
 
     Parameters
     ----------
     machine : BoltzmannMachine
         Machine whose couplings and units define the gains.
     gradient : mapping of str to Tensor
-        Gradients, keyed by parameter name.
+        Gradients, keyed by parameter name. Parameters without a gradient are frozen.
     powers : mapping of str to Tensor, optional
         Mean square of the deviation :math:`T(x) - \mu` in the data, for each layer that learns its variance. The
         learning rate is safe if the powers are at most 1, as is usually the case initially. When a learned variance
@@ -69,12 +69,14 @@ def gains_of(
     found = {f"hidden.{key}": gain for key, gain in machine.hidden.gains().items()}
     for name, unit in machine.layers.items():
         found |= {f"visible.{name}.{key}": gain for key, gain in unit.gains().items()}
-        gains = machine.links[name].gains()
-        safe = torch._foreach_clamp_min(list(gains.values()), SMALLEST_GAIN)
-        if name in powers:
-            safe = torch._foreach_mul(safe, powers[name].clamp(min=1))
-        found |= {f"couplings.{name}.{key}": gain for key, gain in zip(gains, safe, strict=True)}
-    return [(gradient[key], gain) for key, gain in found.items()]
+        gains = {f"couplings.{name}.{key}": gain for key, gain in machine.links[name].gains().items()}
+        learned = [key for key in gains if key in gradient]
+        if learned:
+            safe = torch._foreach_clamp_min([gains[key] for key in learned], SMALLEST_GAIN)
+            if name in powers:
+                safe = torch._foreach_mul(safe, powers[name].clamp(min=1))
+            found |= zip(learned, safe, strict=True)
+    return [(gradient[key], gain) for key, gain in found.items() if key in gradient]
 
 
 @torch.no_grad()
