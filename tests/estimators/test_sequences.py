@@ -99,6 +99,22 @@ def test_the_default_does_not_overfit_a_small_family():
     assert gain_over_independent_sites(train, test, recipe=no_prior) < 0
 
 
+def test_parts_of_the_data_have_the_same_prior_as_all_data():
+    def decay(model):
+        return model.trainer_.update_settings().recipe.weight_decay
+
+    settings = {**SETTINGS, "n_epochs": 1, "identity": None}
+    whole = SequenceRBM((2, 2), **settings).fit(family())
+    parts = SequenceRBM((2, 2), **settings)
+    for _ in range(2):  # parts that occur again count once
+        for first in range(3):
+            parts.partial_fit(family()[first::3])
+    assert decay(parts) == decay(whole)
+    assert decay(whole.partial_fit(family(20, seed=1))) == pytest.approx(decay(parts) * 60 / 80)
+    whole.set_params(warm_start=True).fit(family(20, seed=1))
+    assert decay(whole) == pytest.approx(decay(parts) * 3)  # `fit` is given all data
+
+
 def test_weights_by_identity_are_the_default():
     data = family()
     given = SequenceRBM((2, 2), **SETTINGS).fit(data, sample_weight=identity_weights(as_alignment(data, LETTERS).codes))
@@ -191,6 +207,11 @@ def test_chains_that_remember_their_states_are_reported(model):
     with pytest.warns(MixingWarning, match=r"the chains remember \d+% of their states after 20 Gibbs steps"):
         stuck.sample(2000, steps=40, init="noise")
     assert stuck.memory_ > 0.9
+    with pytest.warns(MixingWarning, match="the chains remember"):
+        stuck.sample(60, steps=10, init=family(60))
+    assert stuck.memory_ > 0.5
+    stuck.sample(60, steps=10, init=["A?B?"] * 60)
+    assert math.isnan(stuck.memory_)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MixingWarning)
         stuck.sample(1000, steps=200, init="noise", temperatures=8)

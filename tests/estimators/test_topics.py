@@ -71,6 +71,27 @@ def test_predicted_words_are_those_of_the_enumerated_model(fitted):
     assert fitted.perplexity(later, observed=document) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::mvrbm.errors.ConstantDataWarning")
+def test_the_vocabulary_may_be_large():
+    """An identity matrix of the vocabulary would take 40 GB."""
+    document = sparse.csr_matrix(([3.0], ([0], [99_999])), shape=(1, 100_000), dtype=np.float32)
+    model = ReplicatedSoftmax(2, n_epochs=1, random_state=0).fit(sparse.vstack([document, document]))
+    np.testing.assert_allclose(model.predict_words(document).sum(), 1, rtol=1e-3)
+
+
+def test_parts_of_the_data_have_the_same_prior_as_all_data():
+    counts = documents(60)
+    whole = ReplicatedSoftmax(3, n_epochs=1, random_state=0).fit(counts)
+    parts = ReplicatedSoftmax(3, random_state=0)
+    for _ in range(2):  # parts that occur again count once
+        for first in range(0, 60, 20):
+            parts.partial_fit(counts[first : first + 20])
+    decays = [model.trainer_.state.optimizer.param_groups[0]["weight_decay"] for model in (whole, parts)]
+    assert decays[0] == decays[1]
+    later = whole.partial_fit(documents(20, seed=5)).trainer_.state.optimizer.param_groups[0]["weight_decay"]
+    assert later == pytest.approx(decays[0] * 60 / 80)
+
+
 def test_halves_divide_the_words_of_every_document():
     counts = documents(50)
     one, other = halves(counts)

@@ -108,7 +108,11 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         return self
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, mask: Any = None) -> Self:
-        """Train for one more epoch on the given data and return the estimator. See :meth:`fit` for the parameters."""
+        """Train for one more epoch on the given data and return the estimator. See :meth:`fit` for the parameters.
+
+        The data can be a part of a larger data set. If the recipe has a prior, its strength depends on the number of
+        samples in all parts so far, including the data of `fit`. Parts that occur several times count once.
+        """
         continues = hasattr(self, "machine_")
         with undo_on_error(self, self.machines_ if continues else []):
             run = self._prepare_run(X, mask, sample_weight, self._recipe(), continues=continues)

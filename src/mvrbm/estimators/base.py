@@ -156,7 +156,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
         return filled_batches(layers, self.machine_.layers, known, fill)
 
     def _complete_batches(self, layers: Mapping[str, Any], reason: str) -> Iterator[dict[str, Tensor]]:
-        """Yield the data in batches. Raise ValueError if it contains NaN. `reason` says why, in the message."""
+        """Yield the data in batches. Raise ValueError if it contains NaN. `reason` completes the error message."""
         for first in range(0, n_samples(layers), ROWS_AT_ONCE):
             part = {name: array[first : first + ROWS_AT_ONCE] for name, array in layers.items()}
             if any(map(has_nan, part.values())):

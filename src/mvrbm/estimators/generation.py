@@ -40,10 +40,6 @@ class GenerationMixin(BaseRBM):
         -------
         array, or dict of str to array if there are several modalities
             Samples, in the format of `init` if it is an array, or in the format of the training data otherwise.
-
-        Notes
-        -----
-        The samples have the format of the training data.
         """
         check_is_fitted(self)
         whole_number(n, "n")

@@ -60,7 +60,8 @@ class ScoringMixin(BaseRBM):
         X : array
             Complete samples. NaN raises ValueError.
         n_chains : int, default=100
-            Number of annealing chains in each direction (forward and reverse).
+            Number of annealing chains. The reverse direction uses the persistent chains from training, at most 100, if
+            there are any: copies of a chain can stay in its mode, so they would not add information.
         n_steps : int, default=1000
             Number of annealing steps.
         burn_in : int, optional

@@ -159,8 +159,11 @@ class AlignedRBM(ArrayRBM):
 
         Parameters
         ----------
-        n_chains, n_steps : int
-            Number of annealing chains in each direction, and number of annealing steps.
+        n_chains : int, default=100
+            Number of annealing chains. The reverse direction uses the persistent chains from training, at most 100, if
+            there are any: copies of a chain can stay in its mode, so they would not add information.
+        n_steps : int, default=1000
+            Number of annealing steps.
         """
         check_is_fitted(self)
         start = self.chains_ or None
@@ -250,6 +253,15 @@ class AlignedRBM(ArrayRBM):
         with sensible_threads(self.machine_, n):
             end = self._sampled(start, known, whole_number(steps, "steps"), temperatures, rng)
         return self._as_letters(end, as_array)
+
+    def _run_chains(
+        self, n: int, steps: int, rng: RandomSource, start: Layers, known: Any, mean: bool
+    ) -> dict[str, Tensor]:
+        if not (mean or known):
+            return {VISIBLE: self._sampled(start, None, whole_number(steps, "steps"), None, rng)}
+        # Chains whose known letters differ never forget them, so their memory cannot be measured.
+        self.memory_ = math.nan
+        return super()._run_chains(n, steps, rng, start, known, mean)
 
     def _fixed_codes(self, fixed: str) -> Array:
         """Return the codes of the letters that every sequence must have, and of question marks at all other sites."""
@@ -431,7 +443,8 @@ class SequenceRBM(AlignedRBM):
         Sum of the sequence weights. With weights by identity, this is the effective number of sequences.
     memory_ : float
         Fraction of their states halfway through the run that the chains still remember at the end of the last call of
-        `sample`. It is close to 0 if the chains have mixed. Set by `sample`.
+        `sample`. It is close to 0 if the chains have mixed. Set by `sample`. NaN for a single chain, for probabilities,
+        and if initial sequences have known letters that stay fixed.
     machine_ : BoltzmannMachine
         The fitted machine, whose visible layer has shape (n_sites_, letters).
 

@@ -206,21 +206,27 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
             counts = self._prepare(X, continues=continues)
             n_epochs = whole_number(self.n_epochs, "n_epochs")
             decay = functools.partial(LinearLR, start_factor=1, end_factor=0, total_iters=n_epochs)
-            trainer = self._new_trainer(decay, counts.shape[0])
+            trainer = self._new_trainer(decay)
             resumed = resume is not None and trainer.resume(resume, ignore_mismatch=ignore_mismatch)
             self._train(trainer, counts, n_epochs, callbacks, initialize=not (continues or resumed))
         trainer.raise_if_interrupted()
         return self
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """Train for one more epoch on the given documents, with a constant learning rate, and return the estimator."""
+        """Train for one more epoch on the given documents, with a constant learning rate, and return the estimator.
+
+        The documents can be a part of a collection. The strength of the prior depends on the number of documents in all
+        parts so far, including the data of `fit`. Parts that occur several times count once.
+        """
         continues = hasattr(self, "machine_")
         with undo_on_error(self, [self.machine_] if continues else []):
             former = self.trainer_ if continues else None
             counts = self._prepare(X, continues=continues)
             trainer = former
             if trainer is None or trainer.scheduler is not None:
-                trainer = self._new_trainer(None, counts.shape[0])
+                trainer = self._new_trainer(None)
+                trainer.seen = {} if former is None else former.seen
+            trainer.planned_epochs = 0  # open-ended: more documents may follow
             trainer.restart_epoch()  # an interrupted epoch may have used different documents
             self._train(trainer, counts, trainer.epoch + 1, (), initialize=not continues)
         trainer.raise_if_interrupted()
@@ -244,13 +250,13 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
             )
         return counts
 
-    def _new_trainer(self, scheduler: SchedulerFactory | None, n_documents: int) -> Trainer:
+    def _new_trainer(self, scheduler: SchedulerFactory | None) -> Trainer:
         rate = number(self.learning_rate, "learning_rate", exclude_low=True)
         recipe = Recipe(
             n_epochs=self.n_epochs,
             batch_size=self.batch_size,
             learning_rate=rate,
-            weight_decay=_PRECISION / n_documents,
+            prior_precision=_PRECISION,
             negative=CD(self.gibbs_steps),
         )
         optimizer = functools.partial(Adam, lr=rate, betas=_ADAM_BETAS)
@@ -350,10 +356,10 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         Parameters
         ----------
         X : sparse matrix or array of shape (n, n_features)
-            Documents.
+            The words to score, without the observed words. If `observed` is None, whole documents: a random half of the
+            words in each document is observed, and the other half is scored. The split is the same in every call.
         observed : sparse matrix or array of shape (n, n_features), optional
-            Observed words from the same documents. These words are not scored. If None, a random half of the words in
-            each document is observed and the other half is scored. The split is the same in every call.
+            Other words from the same documents, from which the words in X are predicted.
         """
         check_is_fitted(self)
         words = self._counts(X, reset=False)
@@ -379,7 +385,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         """Return next-word log-probabilities for each document, as a tensor of shape (n, n_features)."""
         machine = self.machine_
         n_words = batch.shape[1]
-        columns = machine.links[WORDS].to_hidden(torch.eye(n_words).to(machine.like))  # (n_features, n_components)
+        columns = machine.links[WORDS].dense().T  # (n_features, n_components)
         size = max(1, _ENTRIES_AT_ONCE // columns.numel())
         pieces = []
         for field in machine.hidden_field({WORDS: batch}).split(size):

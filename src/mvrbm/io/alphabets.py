@@ -25,7 +25,7 @@ INVALID = 254
 # Letters that stand for several letters or for rare ones. They are read as gaps.
 _AMBIGUOUS = {"protein": "XBZJUO", "rna": "NRYSWKMBDHVX", "dna": "NRYSWKMBDHVX"}
 # T in RNA is read as U, and U in DNA as T: both stand for the same base, and databases mix the two.
-_SAME_BASE = {"rna": "TU", "dna": "UT"}
+_SAME_BASE = {"rna": ("T", "U"), "dna": ("U", "T")}
 # Minimum fraction of A, C, G, T and U among the letters other than N in sequences of nucleotides. All 16 letters for
 # nucleotides and sets of them, except U, also stand for amino acids, but proteins consist of more than these.
 _NUCLEOTIDES = 0.9
@@ -83,8 +83,8 @@ class Alphabet:
     @property
     def other_base(self) -> tuple[str, str] | None:
         """A letter that is not in the alphabet, and the letter that it is read as: T as U in RNA, and U as T in DNA."""
-        other, base = _SAME_BASE.get(self.name, "  ")
-        return (other, base) if base in self.letters and other not in self.letters else None
+        found = _SAME_BASE.get(self.name)
+        return found if found and found[1] in self.letters and found[0] not in self.letters else None
 
     def without_gap(self) -> Alphabet:
         """Return the alphabet without the gap."""

@@ -174,6 +174,9 @@ class Trainer:
         if optimizer is not None or scheduler is not None:
             self._optimizer_settings = OptimizerSettings(optimizer, scheduler, plateau_metric)
         self._prepared = _Prepared()
+        #: Effective number of samples in each data set of an open-ended run, keyed by the size and the digest of the
+        #: data. The prior depends on their sum.
+        self.seen: dict[tuple[int | None, str | None], float] = {}
         # Exception that `raise_if_interrupted` raises if a signal interrupted `fit`.
         self._interrupt: type[BaseException] | None = None
         self._checkpoints = _Checkpoints()
@@ -529,6 +532,8 @@ class Trainer:
         self.batches_per_epoch = None if min(counts) < 0 else max(counts)
         self._prepared.source = source
         self._prepared.n_effective = self._count(source)
+        if self.state.optimizer is not None and self.recipe.prior_precision:
+            self.state.optimizer.param_groups[0]["weight_decay"] = self._with_prior(self.recipe).weight_decay
         self.machine.check_bounded()
         if not self.state.started:
             self._begin_run(source, self.machine.is_new if initialize is None else initialize)
@@ -556,10 +561,20 @@ class Trainer:
         return dataclasses.replace(recipe, weight_decay=decay, prior_precision=0.0)
 
     def _count(self, source: Source) -> float:
-        """Return the effective number of samples of all processes, or infinity if it is unknown."""
+        """Return the effective number of samples of all processes, or infinity if it is unknown.
+
+        If each call of `fit` receives a part of the data, count all parts so far. Otherwise, the prior would be too
+        strong by the number of parts.
+        """
+        own = source.n_effective
+        if self.recipe.prior_precision:
+            if self.planned_epochs != 0:
+                self.seen.clear()
+            self.seen[source.n_samples, source.digest] = own
+            own = sum(self.seen.values())
         if source.common:
-            return source.n_effective
-        counts = self.world.gather(torch.tensor([source.n_effective], dtype=torch.float64))
+            return own
+        counts = self.world.gather(torch.tensor([own], dtype=torch.float64))
         return sum(map(float, counts))
 
     def restart_epoch(self) -> None:
