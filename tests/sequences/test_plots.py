@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from mvrbm.errors import AlignmentWarning, InputError
+from mvrbm.io.alphabets import ALPHABETS
 from mvrbm.sequences import (
     plot_contact_map,
     plot_correlations,
@@ -78,6 +80,15 @@ def test_reference_letters_are_marked(ax):
     assert [label.get_text() for label in ax.get_yticklabels()] == list("ACG")
     with pytest.raises(ValueError, match=r"scan must have shape \(3, 3\)"):
         plot_mutations(scan, "CAG", "ACG", ax=ax)
+
+
+def test_a_reference_may_have_the_letters_that_a_scan_accepts(ax):
+    letters = ALPHABETS["protein"].letters
+    with pytest.warns(AlignmentWarning, match="1 X"):
+        plot_mutations(np.eye(5, len(letters)), "AC.XF", letters, ax=ax)
+    assert offsets_of_last(ax) == {(0, 1), (1, 2), (2, 0), (3, 0), (4, 5)}
+    with pytest.raises(InputError, match="'G' at site 2 is not a letter"):
+        plot_mutations(np.eye(3), "ACG", "ACU", ax=ax)
 
 
 def offsets_of_last(ax):

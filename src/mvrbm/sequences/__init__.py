@@ -1,4 +1,6 @@
-"""Analyze models of aligned sequences: predict contacts and mutation effects, and compare generated with natural ones.
+"""Analyze models of aligned sequences.
+
+Predict contacts and the effects of mutations, and compare generated with natural sequences.
 
 The functions take a fitted :class:`mvrbm.SequenceRBM`, or a machine with one categorical layer of shape (sites,
 letters), and return arrays. The plotting functions draw these arrays. Training and sampling are in

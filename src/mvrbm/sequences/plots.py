@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from mvrbm.extras import require
+from mvrbm.io.alignments import as_alignment
+from mvrbm.io.alphabets import ALPHABETS
 from mvrbm.sequences.contacts import ranked_pairs
 from mvrbm.sequences.site_model import Array
 
@@ -179,10 +181,12 @@ def plot_mutations(scan: Array, reference: str, letters: str, *, ax: Any = None)
             f"scan must have shape ({len(reference)}, {len(letters)}) for this reference and these letters, "
             f"got {scan.shape}"
         )
+    alphabet = next((named for named in ALPHABETS.values() if named.letters == letters), letters)
+    codes = as_alignment([reference], alphabet).codes[0]
     ax = _axes(ax, max(4.0, 0.16 * sites), 0.2 * len(letters) + 0.8)
     limit = max(float(np.abs(scan).max()), 1e-12)
     image = ax.imshow(scan.T, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
-    ax.scatter(range(sites), [letters.index(letter) for letter in reference], s=5, color="black")
+    ax.scatter(range(sites), codes, s=5, color="black")
     ax.set_yticks(range(len(letters)), list(letters), fontsize=7)
     step = max(1, sites // 10)
     ax.set_xticks(range(0, sites, step), [str(site + 1) for site in range(0, sites, step)])

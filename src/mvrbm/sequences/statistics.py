@@ -188,7 +188,10 @@ def project(
 
 
 class Accuracy(NamedTuple):
-    """Result of :func:`adversarial_accuracy`. All values are 0.5 if both sets have the same distribution."""
+    """Result of :func:`adversarial_accuracy`.
+
+    If both sets have the same distribution, all values are 0.5 on average.
+    """
 
     score: float  # mean of the other two
     natural: float  # fraction of natural sequences that are closer to another natural than to a generated sequence
