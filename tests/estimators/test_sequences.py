@@ -15,7 +15,7 @@ import mvrbm
 from mvrbm import MVRBM, SequenceRBM, Sweep
 from mvrbm.data.sequence_weights import identity_weights
 from mvrbm.errors import AlignmentWarning, InputError, MixingWarning, StorageError
-from mvrbm.io.alignments import as_alignment, read_alignment
+from mvrbm.io.alignments import as_alignment, read_alignment, write_fasta
 from mvrbm.io.alphabets import ALPHABETS, Alphabet
 from mvrbm.likelihood import log_partition
 from mvrbm.sequences import load_lattice_proteins
@@ -291,6 +291,23 @@ def test_estimator_interface(model):
     assert len(best.candidates_) == 2
     monitored = clone(model).fit(family(), callbacks=[Monitor.on(as_alignment(family(), LETTERS).one_hot())])
     assert "pseudo_log_likelihood" in monitored.history_[-1]
+
+
+def test_a_sweep_accepts_sequences_of_every_kind(tmp_path):
+    """Only a held-out sequence has a gap, and every candidate has the alphabet of all sequences."""
+    held = np.random.default_rng(0).permutation(40)[0]
+    sequences = [("ACGU", "GGCU", "ACCA")[row % 3] for row in range(40)]
+    sequences[held] = "AC-U"
+    path = write_fasta(tmp_path / "family.fasta", sequences)
+    scores = []
+    for data in (sequences, path, read_alignment(path)):
+        sweep = Sweep(SequenceRBM(3, n_epochs=1, random_state=0), {"learning_rate": [0.1, 0.2]}).fit(data)
+        assert sweep.best_estimator_.alphabet_.letters == "-ACGU"
+        scores.append([candidate.score for candidate in sweep.candidates_])
+    assert scores[0] == scores[1] == scores[2]
+    sequences[held] = "AC?U"
+    with pytest.raises(ValueError, match="1 of 4 held-out samples contain unknown letters"):
+        Sweep(SequenceRBM(3, n_epochs=1), {"rank": [1]}).fit(sequences)
 
 
 def test_alphabets_are_learned():

@@ -23,13 +23,16 @@ from mvrbm.estimators.array_rbm import ArrayRBM
 from mvrbm.estimators.batches import has_nan, sample_weights
 from mvrbm.estimators.deep import DeepMVRBM
 from mvrbm.estimators.multimodal import MMVRBM
+from mvrbm.estimators.sequences import AlignedRBM
 from mvrbm.estimators.undo_on_error import undo_on_error
+from mvrbm.io.alignments import Alignment, as_alignment
+from mvrbm.io.alphabets import UNKNOWN
 from mvrbm.training import Checkpoint, fit_together
 from mvrbm.training.part_folders import part_folder
 from mvrbm.training.trainer import Trainer
 from mvrbm.validation import number
 
-# Models without a single machine for arrays of samples.
+# Estimators that a sweep does not support: stacks, and models with several modalities.
 _UNSUPPORTED = (DeepMVRBM, MMVRBM)
 #: Mapping from parameter names to values to try, or a list of such mappings, as in scikit-learn's `ParameterGrid`.
 Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
@@ -127,6 +130,8 @@ class Sweep:
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features)
             Data to split into training samples and held-out samples. NaN entries are unknown, and require `scoring`.
+            For `SequenceRBM`, sequences in any format that its `fit` accepts. `scoring` receives them as an
+            :class:`~mvrbm.io.alignments.Alignment`.
         y : array of shape (n,), optional
             Labels to pass to `scoring`.
         sample_weight : array of shape (n,), optional
@@ -154,16 +159,22 @@ class Sweep:
                     "estimator must be RBM, MVRBM, TVRBM or SequenceRBM, got "
                     f"{type(self.estimator).__name__}; use scikit-learn's GridSearchCV for classifiers"
                 )
+            if isinstance(self.estimator, AlignedRBM):
+                # All candidates need the alphabet of all sequences, because only a held-out sequence may have a gap.
+                X = as_alignment(X, self.estimator.alphabet, unknown=True)
+            else:
+                X = np.asarray(X)
             weights = None if sample_weight is None else sample_weights(sample_weight, len(X))
-            self._fit(np.asarray(X), y, weights, checkpoints, ignore_mismatch)
+            self._fit(X, y, weights, checkpoints, ignore_mismatch)
         return self
 
     def _fit(self, X: Any, y: Any, weights: Any, checkpoints: Any, ignore_mismatch: bool) -> None:
         kept, held = self._split(len(X))
-        if self.scoring is None and has_nan(X[held]):
+        if self.scoring is None and (n_incomplete := _n_incomplete(X[held])):
             raise ValueError(
-                f"{np.isnan(X[held]).reshape(len(held), -1).any(1).sum()} of {len(held)} held-out samples contain NaN, "
-                "but score requires complete samples; pass a function as scoring"
+                f"{n_incomplete} of {len(held)} held-out samples contain "
+                f"{'unknown letters' if isinstance(X, Alignment) else 'NaN'}, but score requires complete samples; "
+                "pass a function as scoring"
             )
         self.candidates_ = [Candidate(dict(params)) for params in ParameterGrid(self.grid)]
         world = World.here()
@@ -235,7 +246,8 @@ class Sweep:
 
     def _prepared(self, params: Mapping[str, Any], X: Any, weights: Any = None) -> tuple[Any, ...]:
         """Return an untrained estimator, its trainer, the training data and its mask, both keyed by layer name."""
-        estimator = clone(self.estimator).set_params(**params)
+        alphabet = {"alphabet": X.alphabet} if isinstance(X, Alignment) else {}
+        estimator = clone(self.estimator).set_params(**alphabet | dict(params))
         with single_process():
             return estimator, *estimator.prepare(X, sample_weight=weights)
 
@@ -266,6 +278,13 @@ class Sweep:
         estimator.trainers_ = None
         estimator.history_ = []
         return estimator
+
+
+def _n_incomplete(X: Any) -> int:
+    """Return the number of samples with unknown entries."""
+    if isinstance(X, Alignment):
+        return int((X.codes == UNKNOWN).any(1).sum())
+    return int(np.isnan(X).reshape(len(X), -1).any(1).sum()) if has_nan(X) else 0
 
 
 def _shapes(layers: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
