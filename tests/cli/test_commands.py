@@ -237,6 +237,20 @@ MISTAKES = [
         "'rank' does not have the form NAME=VALUE,VALUE",
     ),
     (
+        "a sweep that repeats a value",
+        None,
+        TRAIN.format("data.npy") + " --sweep batch_size=5;rank=1,2,1",
+        2,
+        "--sweep.*'rank=1,2,1' contains a value more than once",
+    ),
+    (
+        "a sweep that repeats a parameter",
+        None,
+        TRAIN.format("data.npy") + " --sweep rank=1;rank=2",
+        2,
+        "--sweep.* names the parameter 'rank' more than once",
+    ),
+    (
         "a sweep of nothing",
         None,
         TRAIN.format("data.npy") + " --sweep x=1",

@@ -160,6 +160,20 @@ def test_scratches_are_filled(command, capfd):
     )
 
 
+def test_damage_must_be_marked_in_black_and_white(command, capfd):
+    photo = np.random.default_rng(0).integers(0, 256, (20, 30), dtype=np.uint8)
+    Image.fromarray(photo).save("photo.png")
+    Image.new("L", (30, 20), 100).save("gray.png")
+    Image.new("L", (30, 20)).save("black.png")
+    for damage, message in (
+        ("photo", "error: --damage must be black and white, but 50% of its pixels are gray\n"),
+        ("gray", "error: --damage gray.png marks no pixels; it must be white where pixels should be filled in\n"),
+        ("black", "error: --damage black.png marks no pixels; it must be white where pixels should be filled in\n"),
+    ):
+        assert cli.main(["repair", "photo.png", "whole.png", "--damage", f"{damage}.png", "--device", "cpu"]) == 1
+        assert capfd.readouterr().err == message
+
+
 def test_repair_says_what_has_replaced_its_option_mask(capfd):
     assert cli.main(["repair", "photo.png", "whole.png", "--mask", "mask.png"]) == 2
     assert "use --damage mask.png to mark the pixels to fill in" in capfd.readouterr().err

@@ -79,7 +79,9 @@ def test_a_model_of_another_kind_is_named_and_no_bar_goes_into_a_pipe(capfd):
     [
         (["nothing.npy", "scores.npy"], 1, "no such file"),
         (["mixed.npy", "scores.txt"], 1, ".npy"),
-        (["mixed.npy", "scores.npy", "--contamination", "0.7"], 2, "'--contamination'"),
+        (["mixed.npy", "scores.npy", "--contamination", "0.5"], 2, "'--contamination': expected a number above 0 and"),
+        (["mixed.npy", "scores.npy", "--contamination", "0"], 2, "above 0 and below 0.5, got '0'"),
+        (["mixed.npy", "scores.npy", "--contamination", "few"], 2, "above 0 and below 0.5, got 'few'"),
         (["mixed.npy", "scores.npy", "-n", "0:1"], 1, "fit requires at least 2 samples, got n_samples=1"),
         (
             ["mixed.npy", "scores.npy", "--train", "wide.npy"],

@@ -229,6 +229,10 @@ def test_masks_are_checked():
         repair_photograph(LETTERS, np.zeros((4, 4)))
     with pytest.raises(ValueError, match="damage must not cover the whole image"):
         repair_photograph(LETTERS, np.ones(LETTERS.shape, bool))
+    gradient = np.linspace(0, 255, LETTERS.size).reshape(LETTERS.shape)
+    for picture in (gradient.astype(np.uint8), gradient / 255):
+        with pytest.raises(ValueError, match="damage must be black and white, but 50% of its pixels are gray"):
+            repair_photograph(LETTERS, picture)
 
 
 # -- the estimator ----------------------------------------------------------------------------------

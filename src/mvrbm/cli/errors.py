@@ -17,6 +17,7 @@ _OPTIONS = {
     "fixed contains": "--fixed contains",
     "MVRBMImputer": "mvrbm impute",
     "method of": "--method of",
+    "damage must": "--damage must",
     "dayfirst=True": "--day-first",
     "dayfirst=False": "--month-first",
 }

@@ -297,7 +297,9 @@ def _reject_mask(value: str | None) -> None:
 def repair(
     source: Annotated[Path, opt.argument("IN", "Image file with a photograph.")],
     out: Annotated[Path, opt.argument("OUT", "A .png, .jpg, .tif, .webp or .bmp file.")],
-    damage: Annotated[Path, opt.new("Image of the same size that is white where pixels should be filled in.")],
+    damage: Annotated[
+        Path, opt.new("Image of the same size: white where pixels should be filled in, black elsewhere.")
+    ],
     mask: Annotated[str | None, opt.new("", hidden=True, callback=_reject_mask)] = None,
     device: opt.Where = opt.Device.AUTO,
     force: opt.Force = False,
@@ -316,10 +318,12 @@ def repair(
     for text in (*picture.notes, *check_format(out, picture)):
         opt.note(text)
     holes = holes if holes.ndim == 2 else holes[..., :3].max(2)
+    share = float((holes > np.iinfo(holes.dtype).max // 2).mean())
+    if share == 0:
+        raise ValueError(f"--damage {damage} marks no pixels; it must be white where pixels should be filled in")
     with _bar("repair") as progress:
         pixels = repair_photograph(picture.pixels, holes, device=device.value, progress=progress)
     write_picture(out, picture.with_pixels(pixels), force)
-    share = float((holes > np.iinfo(holes.dtype).max // 2).mean())
     result = {"out": str(out), "shape": pixels.shape, "dtype": str(pixels.dtype), "missing": share}
     opt.show(result, as_json, f"{out}: {picture.size}, {share:.2%} filled")
 

@@ -1,11 +1,14 @@
 """The ``mvrbm outliers`` command, which trains an outlier detector, scores samples and locates unusual entries."""
 
+import contextlib
 import math
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
+
+import typer
 
 from mvrbm.cli import options as opt
 
@@ -16,7 +19,7 @@ _MAPS_HELP = (
     "An image shows each sample next to its map, starting with the most unusual samples."
 )
 _EPOCHS_HELP = "Also train a machine for this number of epochs."
-_SHARE_HELP = "Fraction of outliers in the training data."
+_SHARE_HELP = "Fraction of outliers in the training data, above 0 and below 0.5."
 _SHARE_DEFAULT = "2% of new normal samples are outliers"
 # Number of the most unusual samples to list.
 _MOST_SHOWN = 10
@@ -28,6 +31,17 @@ _SHORTEST_SIDE = 16
 _LONGEST_SIDE = 2000
 
 
+def _parse_share(value: str | float) -> float:
+    """Parse a fraction above 0 and below 0.5. The bounds of typer's options are inclusive."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(value) < 0.5:
+            return float(value)
+    raise typer.BadParameter(f"expected a number above 0 and below 0.5, got '{value}'")
+
+
+_SHARE = opt.new(_SHARE_HELP, default=_SHARE_DEFAULT, parser=_parse_share, metavar="FRACTION")
+
+
 def outliers(
     source: opt.Input,
     out: opt.ArrayOut,
@@ -35,7 +49,7 @@ def outliers(
     model_folder: Annotated[Path | None, opt.new(_MODEL_HELP, "--model")] = None,
     save: opt.SaveModel = None,
     maps: Annotated[Path | None, opt.new(_MAPS_HELP)] = None,
-    contamination: Annotated[float | None, opt.new(_SHARE_HELP, default=_SHARE_DEFAULT, min=0, max=0.5)] = None,
+    contamination: Annotated[float | None, _SHARE] = None,
     epochs: Annotated[int | None, opt.new(_EPOCHS_HELP, default="no machine", min=1)] = None,
     dayfirst: opt.DayFirst = None,
     rows: opt.Rows = None,

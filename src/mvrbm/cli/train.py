@@ -319,7 +319,12 @@ def _parse_grid(text: str, model: Any) -> dict[str, list[Any]]:
         name, _, values = part.partition("=")
         if not values.strip():
             raise typer.BadParameter(f"{part!r} does not have the form NAME=VALUE,VALUE", param_hint="'--sweep'")
-        grid[name.strip()] = [_parse_value(value.strip()) for value in values.split(",")]
+        found = [_parse_value(value.strip()) for value in values.split(",")]
+        if name.strip() in grid:
+            raise typer.BadParameter(f"names the parameter '{name.strip()}' more than once", param_hint="'--sweep'")
+        if any(value in found[:number] for number, value in enumerate(found)):
+            raise typer.BadParameter(f"{part!r} contains a value more than once", param_hint="'--sweep'")
+        grid[name.strip()] = found
     if not grid:
         raise typer.BadParameter(f"{text!r} does not contain any parameters", param_hint="'--sweep'")
     parameters = model.get_params()

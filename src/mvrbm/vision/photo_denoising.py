@@ -50,6 +50,8 @@ _ALTERNATION_WINDOW = 25
 # Maximum amount by which noisy floats may lie below black or above white. With a noise level of 75/255, this is about
 # seven standard deviations.
 _FARTHEST = 2.0
+# Maximum fraction of gray pixels in an image that marks damage.
+_MOST_GRAY = 0.25
 
 
 class _Kind(NamedTuple):
@@ -403,7 +405,8 @@ def repair_photograph(image: Any, damage: Any, *, device: Any = "auto", progress
         Grayscale, RGB or RGBA image of dtype uint8, uint16 or float. Floats must be between 0 and 1. The alpha channel
         is returned unchanged.
     damage : array of shape (H, W)
-        Mask that is True, or brighter than half the white level, for each pixel to fill in.
+        Mask that is True, or brighter than half the white level, for each pixel to fill in. All other pixels should be
+        black. At most a quarter of the pixels may be gray.
     device : str
         Device to use. ``"auto"`` selects a GPU if available.
     progress : callable, optional
@@ -419,6 +422,12 @@ def repair_photograph(image: Any, damage: Any, *, device: Any = "auto", progress
     if given.shape != array.shape[:2]:
         raise ValueError(f"damage must have the same size as the image {array.shape[:2]}, got shape {given.shape}")
     missing = given if given.dtype == bool else given > white(given.dtype) / 2
+    if given.dtype != bool:
+        # Masks with soft edges have some gray pixels, but photographs have many more.
+        level = given / white(given.dtype)
+        gray = float(((level > 0.25) & (level < 0.75)).mean())
+        if gray > _MOST_GRAY:
+            raise ValueError(f"damage must be black and white, but {gray:.0%} of its pixels are gray")
     if missing.all():
         raise ValueError("damage must not cover the whole image")
     colors = array[..., None] if array.ndim == 2 else array[..., :3]
