@@ -10,7 +10,7 @@ from scipy import stats
 from given_numbers import GivenNumbers
 from mvrbm import RBM, Bernoulli, BoltzmannMachine, Categorical, Counts, Dense, Poisson, RandomSource
 from mvrbm.likelihood import log_likelihood, log_partition, pseudo_log_likelihood
-from mvrbm.sampling import gibbs
+from mvrbm.sampling import conditional_mean, gibbs, mean_field
 from mvrbm.training import PCD, Recipe, Trainer
 
 
@@ -27,7 +27,7 @@ def test_words_of_a_document_are_independent_draws_from_one_distribution():
     unit, side = Counts(3, length=2).double(), 200
     field = torch.tensor([[0.4, -1.0, 0.7]], dtype=torch.float64)
     even = (torch.arange(side, dtype=torch.float64) + 0.5) / side
-    drawn = unit.sample(field.expand(side**2, 3), GivenNumbers([torch.cartesian_prod(even, even).flatten()]))
+    drawn = unit.sample(field.expand(side**2, 3), GivenNumbers([torch.cartesian_prod(even, even)]))
     p = torch.softmax(field, 1)[0].numpy()
     for x in [(2, 0, 0), (1, 1, 0), (1, 0, 1), (0, 2, 0), (0, 1, 1), (0, 0, 2)]:
         expected = math.factorial(2) * np.prod([q**k / math.factorial(k) for q, k in zip(p, x, strict=True)])
@@ -37,7 +37,7 @@ def test_words_of_a_document_are_independent_draws_from_one_distribution():
 
 def test_words_without_probability_are_never_drawn():
     field = torch.tensor([[-1e4, 0.0, -1e4, 0.0, -1e4]] * 2)
-    edges = torch.tensor([0.0, 1 - 2**-24] * 2)  # the first and the last number of a source
+    edges = torch.tensor([[0.0, 1 - 2**-24]] * 2)  # the first and the last number of a source
     assert Counts(5, length=2).sample(field, GivenNumbers([edges])).tolist() == [[0, 1, 0, 1, 0]] * 2
 
 
@@ -53,6 +53,42 @@ def test_fractions_of_words_keep_their_sum():
     drawn = Counts(3).double().redraw(weights, torch.zeros(2, 3, dtype=torch.float64), RandomSource(0))
     torch.testing.assert_close(drawn.sum(1), weights.sum(1))
     assert int((drawn[1] > 0).sum()) == 1
+
+
+def documents_of_all_lengths():
+    rng = np.random.default_rng(0)
+    return torch.tensor(rng.integers(0, 4, (8, 3)) * np.array([0, 1, 2, 30, 1, 5, 3, 2])[:, None]).double()
+
+
+@pytest.mark.parametrize("sites", [(), (2,)])
+@pytest.mark.parametrize("most", [1, 100, 10**6])
+def test_words_do_not_depend_on_the_other_documents_of_a_process(monkeypatch, sites, most):
+    monkeypatch.setattr("mvrbm.units.counts._MOST_NUMBERS", most)
+    unit = Counts((*sites, 3)).double()
+    x = documents_of_all_lengths().reshape(8, *[1] * len(sites), 3).repeat(1, *sites, 1)
+    field = torch.linspace(-1, 1, x.numel()).double().reshape(x.shape)
+    source = RandomSource(1).at_step(5, draw=2)
+    whole, next_number = unit.redraw(x, field, source), source.uniform((1,), field)
+    for first, last in ((0, 4), (4, 8), (6, 6)):
+        source = RandomSource(1).at_step(5, draw=2, first_row=first)
+        part = unit.redraw(x[first:last], field[first:last], source)
+        torch.testing.assert_close(part, whole[first:last], rtol=0, atol=0)
+        assert torch.equal(source.from_row(0).uniform((1,), field), next_number)
+    if sites:
+        assert not torch.equal(whole[:, 0], whole[:, 1])
+
+
+def test_means_preserve_the_length_of_every_document():
+    machine, documents = machine_of(), documents_of_all_lengths()
+    for found in (
+        gibbs(machine, documents, 2, RandomSource(0), mean=True).visible,
+        mean_field(machine, documents, 2),
+        conditional_mean(machine, documents, None, RandomSource(0), steps=2, burn_in=1),
+    ):
+        torch.testing.assert_close(found["visible"].sum(1), documents.sum(1))
+    hidden = machine.hidden.mean(machine.hidden_field({"visible": documents}))
+    expected = documents.sum(1, keepdim=True) * machine.visible_mean(hidden)["visible"]
+    torch.testing.assert_close(mean_field(machine, documents, 1)["visible"], expected)
 
 
 @torch.no_grad()

@@ -98,7 +98,7 @@ def gibbs(
     last = step(rng)
     if not mean:
         return last
-    means = {name: unit.mean(last.fields[name]) for name, unit in machine.layers.items()}
+    means = {name: unit.mean_like(states[name], last.fields[name]) for name, unit in machine.layers.items()}
     return replace(last, visible=keep_known(states, means, masks))
 
 
@@ -269,7 +269,8 @@ def mean_field(
     whole_number(steps, "steps")
     layers, masks = start_chains(machine, visible, mask, check=check)
     for _ in range(steps):
-        means = machine.visible_mean(machine.hidden_mean(layers, check=False), check=False)
+        fields = machine.visible_fields(machine.hidden_mean(layers, check=False))
+        means = {name: unit.mean_like(layers[name], fields[name]) for name, unit in machine.layers.items()}
         layers = keep_known(layers, means, masks)
     return layers
 
@@ -322,7 +323,7 @@ def conditional_mean(
         state = step(rng)
         write(state.visible, states)
         for name, unit in machine.layers.items():
-            total[name] += unit.mean(state.fields[name])
+            total[name] += unit.mean_like(states[name], state.fields[name])
 
     repeat(lambda rng: write(step(rng).visible, states), burn_in, rng, machine.like.device)
     repeat(counted_step, steps, rng, machine.like.device)

@@ -134,7 +134,7 @@ class Unit(nn.Module, ABC):
     def own_lengths(self) -> bool:
         """Whether samples may differ in length.
 
-        If so, log Z depends on the length, and :meth:`redraw` preserves lengths.
+        If so, log Z depends on the length, and :meth:`redraw` and :meth:`mean_like` preserve lengths.
         """
         return False
 
@@ -172,6 +172,13 @@ class Unit(nn.Module, ABC):
         Both `x` and `field` have shape (n, \*shape).
         """
         return self.sample(field, rng)
+
+    def mean_like(self, x: Tensor, field: Tensor) -> Tensor:
+        r"""Compute the mean given the field. Units with variable lengths use the length of each sample in `x`.
+
+        Both `x` and `field` have shape (n, \*shape).
+        """
+        return self.mean(field)
 
     def statistic_variance(self, field: Tensor) -> Tensor:
         r"""Compute the variance of each entry of :math:`T(x)` given the field: (n, \*shape) -> (n, \*shape)."""
@@ -257,7 +264,10 @@ class Unit(nn.Module, ABC):
     @property
     @abstractmethod
     def fluctuation(self) -> float:
-        """Largest possible variance of an entry of `T(x)` given the field."""
+        """Typical largest variance of an entry of `T(x)` given the field, from which learning rates are computed.
+
+        For bounded units, this is an upper bound.
+        """
 
     @property
     def learns_statistic(self) -> bool:

@@ -13,6 +13,8 @@ from mvrbm.validation import whole_number
 
 # Maximum number of possible documents to sum over in a conditional distribution.
 _MOST_VALUES = 4096
+# Maximum number of random numbers to draw at a time, unless a single sample has more words.
+_MOST_NUMBERS = 2**22
 
 
 class Counts(Unit):
@@ -87,6 +89,10 @@ class Counts(Unit):
         """Return the expected counts, or the probability of each word if `length` is None."""
         return (self.length or 1) * torch.softmax(self.bias + field, dim=-1)
 
+    def mean_like(self, x: Tensor, field: Tensor) -> Tensor:
+        """Return the expected counts of documents with the same lengths as the documents in `x`."""
+        return x.sum(-1, keepdim=True) * torch.softmax(self.bias + field, dim=-1)
+
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         """Sample documents of length `length`. Raise ValueError if `length` is None."""
         return self._draw(field, torch.full(field.shape[:-1], self._given_length(), device=field.device), rng)
@@ -105,10 +111,12 @@ class Counts(Unit):
         """Sample documents of the given lengths by inverse transform sampling, with one random number per word."""
         ends = torch.softmax((self.bias + field).flatten(0, -2).double(), dim=-1).cumsum(-1)
         documents = torch.arange(len(ends), device=field.device)
-        of_word = torch.repeat_interleave(documents, lengths.flatten().long())
+        lengths = lengths.long()
+        of_word = torch.repeat_interleave(documents, lengths.flatten())
         # Offset the cumulative distribution of each document by its index, so that one search handles all words.
         ladder = ends / ends[:, -1:] + documents[:, None]
-        level = of_word + rng.uniform(of_word.shape, field).double()
+        n_words = lengths.reshape(len(lengths), math.prod(lengths.shape[1:])).sum(1)
+        level = of_word + _one_per_word(n_words, field, rng).double()
         found = torch.searchsorted(ladder.flatten(), level, right=True)
         return torch.bincount(found, minlength=ladder.numel()).reshape(field.shape).to(field.dtype)
 
@@ -180,3 +188,24 @@ class Counts(Unit):
                 "or start the chains from documents, whose lengths are preserved"
             )
         return self.length
+
+
+def _one_per_word(n_words: Tensor, like: Tensor, rng: RandomSource) -> Tensor:
+    """Return uniform random numbers for the words of all samples, where sample i takes the first n_words[i] of row i.
+
+    The numbers of a sample depend only on its row, so they do not depend on the batch or process that it is part of.
+    """
+    longest = max(1, int(n_words.max())) if len(n_words) else 1
+    parts = n_words.split(max(1, _MOST_NUMBERS // longest))
+    first_row = rng.position.first_row
+    sources = [rng]  # drawing from `rng` itself advances it by one draw, whatever the number of parts
+    for part in parts[:-1]:
+        first_row += len(part)
+        sources.append(rng.from_row(first_row))
+    place = torch.arange(longest, device=n_words.device)
+    return torch.cat(
+        [
+            source.uniform((len(part), longest), like)[place < part[:, None]]
+            for source, part in zip(sources, parts, strict=True)
+        ]
+    )
