@@ -109,7 +109,7 @@ def test_conditional_draws_have_the_moments_of_the_dense_formula():
 
 def test_gibbs_sampling_with_gates_has_the_exact_conditional_mean():
     """One unknown entry: its density on a grid is that of the joint density, which is exact."""
-    model, x = fitted(), samples(4)
+    model, x = fitted(gate=True), samples(4)
     mask = np.ones((2, 3), dtype=bool)
     mask[0, 1] = False
     found = model.inpaint(x, mask, steps=1000)[:, 0, 1]
@@ -153,6 +153,14 @@ def test_missing_entries_are_drawn_from_the_model_in_training():
     model = MatrixMixture(2, random_state=0, n_epochs=40, gate=False).fit(holes)
     assert model.score(x) > complete.score(x) - 0.3
     assert np.isfinite(model.transform(holes)).all()
+
+
+def test_training_with_missing_entries_ends_when_the_likelihood_settles():
+    x = samples(100)
+    x[generator("holes").random(x.shape) < 0.1] = np.nan
+    model = MatrixMixture(1, gate=False, n_contrasts=1, random_state=0).fit(x)
+    assert model.converged_
+    assert len(model.history_) < 100
 
 
 @pytest.mark.parametrize("gate", [True, False])

@@ -90,7 +90,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         component, with a variance chosen by cross-validation, and axes with too few samples keep their principal axes.
         If 0, there is no regularization, and `fit` maximizes the likelihood.
     tol : float, default=0.001
-        Without batches, training stops if an epoch improves the mean log-likelihood by less than this.
+        Without batches, training stops if an epoch improves the mean log-likelihood by less than this. With missing
+        entries, which are redrawn in each epoch, this is the mean improvement over 10 epochs.
     warm_start : bool, default=False
         Whether `fit` continues from the parameters of the fitted or loaded model.
     random_state : int, RandomState or None, default=None

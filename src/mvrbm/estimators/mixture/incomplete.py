@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.devices import threads_worth
-from mvrbm.estimators.mixture.conditional import Conditional
+from mvrbm.estimators.mixture.conditional import Conditional, Patterns
 from mvrbm.random import RandomSource
 from mvrbm.units import WhitenedMixture
 from mvrbm.units.whitened import pick
@@ -22,6 +22,7 @@ class Incomplete:
         self.x = x
         self.rows = torch.nonzero(~known.flatten(1).all(1))[:, 0]  # incomplete samples
         self.known = known.flatten(1)[self.rows]
+        self.patterns = Patterns.of(self.known)
         v = (x[self.rows] - unit.center) * torch.exp(-unit.log_scale)
         self.state = v.flatten(1).double().nan_to_num()  # (m, N): standardized, with unknown entries drawn below
         with self._threads():
@@ -39,9 +40,8 @@ class Incomplete:
         if not len(means):
             return means
         self.law = Conditional(self.unit)
-        patterns, which = torch.unique(self.known, dim=0, return_inverse=True)
-        for number_, known in enumerate(patterns):
-            rows = torch.nonzero(which == number_)[:, 0]
+        for number, known in enumerate(self.patterns.known):
+            rows = torch.nonzero(self.patterns.which == number)[:, 0]
             found = self.law.given(self.state[rows], known)
             unknown = torch.nonzero(~known)[:, 0]
             probabilities = self.probabilities[rows] = found.log_weights.exp()
@@ -56,7 +56,7 @@ class Incomplete:
     def step(self) -> Tensor:
         """Perform one Gibbs step, and return the means from which the unknown entries were drawn."""
         with self._threads():
-            self.state, means = self.law.gibbs_step(self.state, self.known, self.rng)
+            self.state, means = self.law.gibbs_step(self.state, self.patterns, self.rng)
         return means
 
     def mean(self, steps: int, burn_in: int) -> Tensor:

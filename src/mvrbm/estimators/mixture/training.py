@@ -105,6 +105,15 @@ class Course:
     converged: bool = False
 
 
+def _mean_gain(history: list[float]) -> float:
+    """Return the mean increase of the log-likelihood per epoch, from the means of two successive periods.
+
+    With unknown entries, which are redrawn in each epoch, the likelihoods of single epochs cannot be compared.
+    """
+    recent, before = history[-_PATIENCE:], history[-2 * _PATIENCE : -_PATIENCE]
+    return (sum(recent) - sum(before)) / _PATIENCE**2 if len(before) == _PATIENCE else math.inf
+
+
 @one_thread()
 def log_likelihood(unit: WhitenedMixture, samples: Samples) -> float:
     """Return the weighted mean log-density of complete samples under their likely components and contrasts."""
@@ -169,8 +178,8 @@ class Training:
                     before = course.held_out[:-_PATIENCE]
                     if before and max(recent) < max(before) + _WORTHWHILE * x[0].numel():
                         break
-                complete = not batches and missing is None and epoch >= _SETTLED_EPOCHS
-                if complete and fitting.gain < self.tol and epoch < last:
+                gain = fitting.gain if missing is None else _mean_gain(fitting.history)
+                if not batches and _SETTLED_EPOCHS <= epoch < last and gain < self.tol:
                     course.converged = True
                     break
         if missing is None:
