@@ -214,6 +214,12 @@ def test_weights_that_make_the_energy_unbounded_are_rejected():
         machine.check_parameters()
 
 
+def test_a_machine_with_a_gaussian_layer_is_saved(tmp_path):
+    machine = BoltzmannMachine(Gaussian(3), DoubleRectified(2), Dense())
+    loaded = mvrbm.load(mvrbm.save(machine, tmp_path / "machine"), "cpu")
+    assert loaded.gaussian_norm() == machine.gaussian_norm()
+
+
 def test_a_sequence_model_with_these_units_learns_and_is_saved(tmp_path):
     rng = np.random.default_rng(0)
     first = rng.choice(list("ACDE"), 400)

@@ -77,6 +77,8 @@ class DoubleRectified(Unit):
 
     @property
     def largest_spread(self) -> float:
+        if self.skew.is_meta:  # meta tensors have no values
+            return 1.0
         return float(self._log_width.detach().abs().max().exp())
 
     @property
@@ -133,8 +135,7 @@ class DoubleRectified(Unit):
         plus, minus = self._sides(field)
         positive = rng.uniform(field.shape, field) < torch.sigmoid(plus.log_mass - minus.log_mass)
         peak = torch.where(positive, plus.peak, minus.peak)
-        # In single precision, the number can be 0, but not 1.
-        value = _half_normal_quantile(peak, 1 - rng.uniform(field.shape, field))
+        value = _half_normal_quantile(peak, rng.uniform(field.shape, field))
         return torch.where(positive, plus.width * value, -minus.width * value)
 
     def energy_gradient(self, x: Tensor, field: Tensor | None, weights: Tensor | None = None) -> dict[str, Tensor]:
