@@ -21,6 +21,12 @@ def test_two_standard_deviations_cover_the_errors_of_each_level():
         assert (np.abs(errors) <= 2 * found)[part].mean() == pytest.approx(0.9545, abs=0.01)
 
 
+def test_a_calibration_without_errors_is_not_measured():
+    nothing = torch.empty(0)
+    assert not Calibration.of(nothing, nothing, nothing).is_measured
+    assert Calibration.of(torch.ones(3), torch.ones(3), torch.ones(3)).is_measured
+
+
 def test_few_errors_get_one_level():
     errors = torch.linspace(-3, 3, 101).double()
     calibration = Calibration.of(errors, torch.ones(101).double(), torch.ones(101).double())

@@ -366,6 +366,30 @@ def test_one_row_is_filled_in_as_by_simple_imputer(seed):
         np.testing.assert_array_equal(kept, SimpleImputer(keep_empty_features=True).fit_transform(row))
 
 
+def test_standard_deviations_that_cannot_be_calibrated_are_announced():
+    imputer = MVRBMImputer(random_state=0).fit([[1.0, 2.0, 3.0]])
+    for method in (imputer.standard_deviation, imputer.draw):
+        with pytest.warns(UserWarning, match="standard deviations are not calibrated: no known entries"):
+            method([[1.0, np.nan, 3.0]])
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_or_two_arrays_are_cut_and_calibrated(n):
+    ratios, covered = [], []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(n, 20, 2)) @ rng.normal(size=(2, 30)) + 0.1 * rng.normal(size=(n, 20, 30))
+        hidden = rng.random(x.shape) < 0.2
+        gaps = np.where(hidden, np.nan, x)
+        imputer = MVRBMImputer(random_state=seed).fit(gaps)
+        errors = (imputer.transform(gaps) - x)[hidden]
+        ratios.append((errors**2).mean() ** 0.5)
+        covered.append((np.abs(errors) < 2 * imputer.standard_deviation(gaps)[hidden]).mean())
+        assert min(imputer.errors_.values()) > 0
+    assert np.mean(ratios) < 0.3  # the deviation of the noise is 0.1, that of the data 1.4
+    assert 0.85 < np.mean(covered) < 1
+
+
 def test_few_samples_with_many_columns_are_filled_in():
     x = np.random.default_rng(0).normal(size=(4, 20_000))
     x[0, :10] = np.nan

@@ -1,6 +1,7 @@
 """Masks of entries to show: random entries and boxes, or the entries that are known in other samples."""
 
 import numpy as np
+import pytest
 import torch
 
 from mvrbm import RandomSource
@@ -43,3 +44,36 @@ def test_at_most_400_samples_have_held_out_entries():
     known = torch.rand(5000, 60, generator=torch.Generator().manual_seed(0)) < 0.5
     samples = hold_out(torch.zeros(5000, 60), known, (60,), RandomSource(0))
     assert 350 < len(samples.with_held_entries().x) <= 400  # about 385, as few samples have no hidden entry
+
+
+def test_rows_of_a_few_arrays_hide_shifted_gaps():
+    known = torch.ones(2, 3 * 100, dtype=torch.bool)
+    known[:, 10:18] = False  # a gap in the first row of both arrays
+    samples = hold_out(torch.zeros(2, 300), known, (3, 100), RandomSource(0))
+    assert torch.equal(samples.known, known)
+    assert 0.05 < float(samples.held.double().mean()) < 0.4
+    hidden = samples.held.reshape(6, 100)
+    starts = (hidden[:, 1:] & ~hidden[:, :-1]).sum()
+    assert float(hidden.sum() / starts.clamp(min=1)) > 4  # mean length of the gaps
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_entries_are_held_out_even_if_all_samples_lack_the_same_entries(seed):
+    for known in (torch.arange(6).expand(4, 6) > 1, torch.arange(40).expand(1, 40) % 7 > 0, torch.ones(1, 40) > 0):
+        shape = (6,) if len(known) == 4 else (2, 20)
+        samples = hold_out(torch.zeros(known.shape), known, shape, RandomSource(seed))
+        assert bool(samples.held.any())
+        assert torch.equal(samples.known, known)
+
+
+def test_masks_of_two_samples_are_those_of_the_other_one():
+    known = torch.rand(2, 40, generator=torch.Generator().manual_seed(0)) < 0.7
+    found = 0
+    for seed in range(8):
+        samples = hold_out(torch.zeros(2, 40), known, (40,), RandomSource(seed))
+        held = samples.held.any(1)
+        if bool(held.any()):
+            (row,) = torch.nonzero(held)[:, 0].tolist()
+            assert not bool((samples.held[row] & known[1 - row]).any())
+            found += 1
+    assert found > 2

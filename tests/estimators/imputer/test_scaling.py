@@ -22,7 +22,7 @@ def some_units(shape, rng):
     return found
 
 
-@pytest.mark.parametrize(("n", "shape"), [(12, (5,)), (12, (3, 8)), (12, (2, 3, 4)), (1, (3, 8))])
+@pytest.mark.parametrize(("n", "shape"), [(12, (5,)), (12, (3, 8)), (12, (2, 3, 4)), (1, (3, 20))])
 def test_units_follow_those_of_the_data(n, shape):
     rng = np.random.default_rng(0)
     x = 5 + rng.normal(size=(n, *shape)) * rng.gamma(1, 1, size=shape)

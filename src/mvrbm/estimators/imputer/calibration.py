@@ -49,6 +49,11 @@ class Calibration:
                 multiples.append(ratio if ratio > 0 else 1.0)
         return cls(levels or [1.0], multiples or [1.0])
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether there were held-out entries to compare with."""
+        return (list(self.levels), list(self.multiples)) != ([1.0], [1.0])
+
     def describe(self) -> list[list[float]]:
         """Return pairs of levels and multiples."""
         return [list(pair) for pair in zip(self.levels, self.multiples, strict=True)]

@@ -334,6 +334,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         """
         check_is_fitted(self)
         whole_number(n, "n")
+        self._warn_if_not_calibrated()
         rng = RandomSource(seed_of(self.random_state))
 
         def drawn(x: Tensor, known: Tensor) -> Tensor:
@@ -350,10 +351,16 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         with one column per category. Missing entries of columns that are not part of the model are NaN.
         """
         check_is_fitted(self)
+        self._warn_if_not_calibrated()
         rows = self._read(X, reset=False)
         deviations = self._map_samples(rows, self._predictor.deviation)
         found = torch.where(torch.isnan(rows), deviations, 0.0).numpy().reshape(len(rows), *self._shape_out)
         return self._encoding.with_copied(found, X)
+
+    def _warn_if_not_calibrated(self) -> None:
+        if not self._predictor.calibration.is_measured:
+            advice = "no known entries could be held out to compare the errors with; fit the imputer to more samples"
+            warnings.warn(f"standard deviations are not calibrated: {advice}", stacklevel=3)
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
         """Return the column names of the output of :meth:`transform`."""

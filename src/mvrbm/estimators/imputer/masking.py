@@ -6,6 +6,7 @@ complete, the masks are random.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,12 @@ from mvrbm.random import RandomSource
 _FEWEST_HELD = 50
 # Maximum number of samples with held-out entries.
 _MOST_HELD = 400
+#: Arrays with fewer samples are cut into rows along the last axis, in which entries are held out.
+FEW_SAMPLES = 10
+# Share of the entries in these rows to hide, if the masks of other rows hide fewer, and maximum number of masks to
+# combine.
+_LEAST_HIDDEN = 0.1
+_MOST_COPIES = 20
 # Number of consecutive samples that share a random mask, because each mask requires solving a linear system.
 _SAMPLES_PER_MASK = 20
 
@@ -70,15 +77,44 @@ def hold_out(x: Tensor, known: Tensor, shape: tuple[int, ...], rng: RandomSource
     """Hold out known entries in one fifth of the samples and return a :class:`Samples` object.
 
     At least 50 samples (or half of the samples, if there are fewer than 100) and at most 400 samples have held-out
-    entries. `x` and `known` have shape (n, D), and `shape` is the shape of a sample.
+    entries. If there are fewer than 10 arrays, their rows along the last axis are treated as samples, and masks of
+    other rows are shifted along this axis. `x` and `known` have shape (n, D), and `shape` is the shape of a sample.
     """
-    n = len(known)
-    count = min(max(n // 5, min(n // 2, _FEWEST_HELD), 1), _MOST_HELD)
+    few = len(known) < FEW_SAMPLES and len(shape) > 1
+    rows = known.reshape(-1, shape[-1]) if few else known
+    shape = (1, shape[-1]) if few else shape  # a row is a picture of one line, in which boxes are hidden too
+    n = len(rows)
+    count = n if few and n < FEW_SAMPLES else min(max(n // 5, min(n // 2, _FEWEST_HELD), 1), _MOST_HELD)
     chosen = torch.zeros(n, dtype=torch.bool)
     chosen[rng.permutation(n)[:count]] = True
-    shown = masks_like_missing(missing_patterns(known), rng.permutation(n), shape, rng)
-    held = known & chosen[:, None] & ~shown
+    patterns = missing_patterns(rows)
+    others = rng.permutation(n)
+    others = torch.where(others == torch.arange(n), (others + 1) % n, others)  # another sample, if there is one
+    if few and patterns is not None:
+        shown = _shifted(patterns[others], rng)
+    else:
+        shown = masks_like_missing(patterns, others, shape, rng)
+    if n > 1 and not bool((rows & chosen[:, None] & ~shown).any()):
+        # All samples lack the same entries.
+        shown = random_masks(n, shape, rng, torch.empty(0)).flatten(1)
+    if n == 1 and not few:
+        shown = rows  # nothing predicts the entries of the only row of a table
+    held = (rows & chosen[:, None] & ~shown).reshape(known.shape)
     return Samples(x, known & ~held, held)
+
+
+def _shifted(masks: Tensor, rng: RandomSource) -> Tensor:
+    """Shift each row of the masks cyclically by a random number of entries.
+
+    If masks hide few entries, several shifted copies are combined.
+    """
+    size = masks.shape[1]
+    hidden = float((~masks).double().mean())
+    shown = torch.ones_like(masks)
+    for _ in range(min(math.ceil(_LEAST_HIDDEN / hidden), _MOST_COPIES)):
+        shift = torch.floor(size * rng.uniform((len(masks), 1), torch.empty(0))).long()
+        shown &= masks.gather(1, (torch.arange(size) + shift) % size)
+    return shown
 
 
 def missing_patterns(known: Tensor) -> Tensor | None:

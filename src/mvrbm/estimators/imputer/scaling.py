@@ -17,6 +17,8 @@ _POWER = 8
 # entries would make smooth series rough.
 _DIFFERENT = 10.0
 _ENOUGH = 400
+# Minimum number of known entries per index. Deviations of fewer entries differ by chance.
+_FEWEST = 8
 # Deviations up to this fraction of the mean are rounding errors of constant entries.
 _ROUNDING = 1e-12
 # Maximum numbers of iterations for geometric means and power means, and the relative change at which they stop.
@@ -94,8 +96,9 @@ def axis_units(x: Tensor, known: Tensor, shape: Sequence[int]) -> Tensor:
     for axis in range(len(shape)):
         others = tuple(other for other in range(logs.ndim) if other != axis)
         steps = rough.mean(others).diff().abs()
-        enough = count.reshape(logs.shape).sum(others).median() >= _ENOUGH
-        if len(shape) == 1 or bool(enough) or bool((steps > math.log(_DIFFERENT)).any()):
+        per_index = float(count.reshape(logs.shape).sum(others).double().median())
+        different = per_index >= _FEWEST and bool((steps > math.log(_DIFFERENT)).any())
+        if len(shape) == 1 or per_index >= _ENOUGH or different:
             axes.append(axis)
     rough = _balanced(logs, everything, varying, axes, power=0)
     return torch.exp(_balanced(logs, rough, varying, axes, power=_POWER)).flatten()

@@ -19,7 +19,7 @@ from mvrbm.estimators.imputer.conditional_normal import Normal
 from mvrbm.estimators.imputer.factor_analysis import Factors, fit_factors
 from mvrbm.estimators.imputer.interpolation import Interpolation
 from mvrbm.estimators.imputer.linear_model import Linear
-from mvrbm.estimators.imputer.masking import Samples
+from mvrbm.estimators.imputer.masking import FEW_SAMPLES, Samples
 from mvrbm.estimators.imputer.residual_covariance import NOISE, Residuals, structures_of_axis
 from mvrbm.validation import whole_number
 
@@ -44,6 +44,8 @@ _RESIDUAL_NOISES = (0.01, 0.03, 0.3)
 SURE = 1.0
 # Maximum number of samples with held-out entries used to choose the structure of residuals.
 _FEW_TESTED = 100
+# Number of parts of a few arrays whose errors are compared, because there are too few arrays to compare theirs.
+_PARTS = 50
 # Maximum number of EM steps for a shrunk covariance. Each must reduce the error to this multiple of the former error.
 _SHRUNK_STEPS = 8
 _BETTER_STEP = 0.998
@@ -65,7 +67,7 @@ class LinearChoice:
     sample_axes: int  # number of leading axes that index the samples
     shape: tuple[int, ...]  # shape of a sample
     structures: tuple[str, ...]  # structure of the residual covariance of each axis of a sample
-    errors: Tensor  # sum of weighted squared errors on held-out entries, per sample along the first axis
+    errors: Tensor  # sums of weighted squared errors on held-out entries, per sample or part of the samples
     error: float
     has_one_mean: bool = False  # whether the factors are `Factors.of_one_mean`
     is_separable: bool = False  # whether the model was fitted by `fit_separable`
@@ -184,6 +186,8 @@ class Trials:
         self.n_tested = len(held.x)
         self.n_cuts = math.prod(shape[: axes - 1])  # samples per entry of the first axis
         self.tested = held.reshape(size)
+        self.is_table = len(shape) == 1  # the order of columns has no meaning
+        self.in_parts = not self.is_table and len(samples.x) < FEW_SAMPLES
         self.n_factors = n_factors
         self.report = report
         self.independent = ("independent",) * len(self.shape)
@@ -229,7 +233,7 @@ class Trials:
         All entries have the same mean, because means that are estimated from few samples are not smooth.
         """
         axes = [axis for axis, size in enumerate(self.shape) if structures_of_axis(size)]
-        if not len(self.tested.x) or not axes:
+        if self.is_table or not len(self.tested.x) or not axes:
             return None
         factors = Factors.of_one_mean(self.samples.x, self.samples.shown)
         interpolated = [
@@ -320,10 +324,18 @@ class Trials:
         return LinearChoice(linear, noise, self.axes, self.shape, structures, squares, error)
 
     def _errors(self, model: Linear | Normal) -> tuple[Tensor, float]:
-        """Return sums of weighted squared errors on held-out entries, per sample, and the root of their mean."""
+        """Return sums of weighted squared errors on held-out entries, and the root of their mean.
+
+        There is one sum per sample along the first axis, or per part of all samples if there are few samples.
+        """
         tested = self.tested
         predicted = model.conditional_mean(tested.x, tested.shown) if len(tested.x) else tested.x
-        squares = squared_errors(predicted, tested, self.weights).sum(1).reshape(self.n_tested, self.n_cuts).sum(1)
+        squares = squared_errors(predicted, tested, self.weights)
+        if self.in_parts:
+            parts = zip(squares.flatten().tensor_split(_PARTS), tested.held.flatten().tensor_split(_PARTS), strict=True)
+            squares = torch.stack([part.sum() for part, held in parts if bool(held.any())] or [squares.sum()])
+        else:
+            squares = squares.sum(1).reshape(self.n_tested, self.n_cuts).sum(1)
         return squares, math.sqrt(float(squares.sum() / tested.held.sum().clamp(min=1)))
 
     def _residuals(self, factors: Factors, structures: Sequence[str], noise: float) -> Residuals:
@@ -412,8 +424,10 @@ def entry_weights(x: Tensor, known: Tensor, *, per_entry: bool) -> Tensor:
     """Return weights for squared errors.
 
     If `per_entry` is True, the weights are the inverse variances of the entries. Otherwise, the single weight is the
-    inverse of the mean variance.
+    inverse of the mean variance, or of the variance around the mean of all entries if there are few samples.
     """
+    if not per_entry and len(x) < FEW_SAMPLES:
+        x, known = x.reshape(-1, 1), known.reshape(-1, 1)
     count = known.sum(0).clamp(min=1)
     mean = (x * known).sum(0) / count
     variance = ((x - mean) ** 2 * known).sum(0) / count
