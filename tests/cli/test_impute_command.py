@@ -123,13 +123,16 @@ def test_only_missing_fields_change(place, name):
 @pytest.mark.parametrize("separator", [";", "\t"])
 def test_decimal_commas(place, separator):
     pytest.importorskip("pandas")
-    rows = [separator.join([f"{n / 7:.3f}", f"{n / 9:.3f}" if n != 5 else ""]) for n in range(40)]
-    text = "\n".join(rows).replace(".", ",")
-    (place / "t.tsv").write_text(text)
-    assert main(["impute", "t.tsv", "filled.tsv", "--quiet"]) == 0
-    before, after = text.split("\n"), (place / "filled.tsv").read_text().replace("\t", separator).split("\n")
-    assert before[:5] + before[6:] == after[:5] + after[6:]
-    assert float(after[5].split(separator)[1].replace(",", ".")) == pytest.approx(5 / 9, abs=0.1)
+    rows = [f"{n / 7:.3f};{n / 9 + 0.1:.3f};{n}" for n in range(40)]
+    rows[5] = "0.714;;"
+    rows = [row.replace(".", ",").replace(";", separator) for row in rows]
+    (place / "t.tsv").write_text("\n".join(rows))
+    assert main(["impute", "t.tsv", "filled.csv", "--quiet"]) == 0  # with semicolons instead of tabs
+    filled = (place / "filled.csv").read_text().split("\n")
+    assert [row.replace(separator, ";") for row in rows[:5] + rows[6:]] == filled[:5] + filled[6:]
+    values = filled[5].split(";")
+    assert all("," in value for value in values)
+    assert [float(value.replace(",", ".")) for value in values] == pytest.approx([0.714, 5 / 9 + 0.1, 5], abs=0.3)
 
 
 def test_the_suffix_determines_the_separator(place):

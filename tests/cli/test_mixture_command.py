@@ -18,6 +18,7 @@ def place(tmp_path, monkeypatch):
     holes = samples.copy()
     holes[::3, 1, 2:4] = np.nan
     np.save("holes.npy", holes)
+    np.save("infinite.npy", [[1.0, np.inf], [2.0, 3.0]])
     return tmp_path
 
 
@@ -94,6 +95,7 @@ def test_missing_entries_are_filled_in(mvrbm, place):
         ("mixture samples.npy --components 0 --out m", 2, "expected a positive number or auto, got '0'"),
         ("mixture samples.npy --components some --out m", 2, "expected a positive number or auto, got 'some'"),
         ("mixture absent.npy --out m", 1, "absent.npy"),
+        ("mixture infinite.npy --out m", 1, "infinite.npy contains an infinite entry at index"),
         ("mixture rows.npy --shape 3x5 --out m", 1, "20"),
     ],
 )

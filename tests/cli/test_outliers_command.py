@@ -22,6 +22,8 @@ def place(tmp_path, monkeypatch):
     np.save("normal.npy", pictures)
     pictures[7] = [1, 0, 1, 0, 1, 0, 1, 0]
     np.save("mixed.npy", pictures)
+    pictures[1, 2, 3] = np.inf
+    np.save("infinite.npy", pictures)
     np.save("wide.npy", np.zeros((3, 4, 5)))
     return tmp_path
 
@@ -89,6 +91,7 @@ def test_a_model_of_another_kind_is_named_and_no_bar_goes_into_a_pipe(capfd):
             "--train wide.npy has samples of shape 4x5, but mixed.npy has samples of shape 4x8",
         ),
         (["mixed.npy", "a.npy", "--maps", "./a.npy"], 2, "OUT and --maps must be different files, got a.npy for both"),
+        (["infinite.npy", "scores.npy"], 1, "infinite.npy contains an infinite entry at index (1, 2, 3); replace it"),
         (["mixed.npy", "scores.npy", "--model", "nothing"], 1, "nothing does not exist"),
         (
             ["mixed.npy", "scores.npy", "--model", "a", "--train", "normal.npy"],

@@ -199,6 +199,7 @@ def _write_table(out: Path, imputer: Any, table: Any, text: Any, as_json: bool, 
     import numpy as np
 
     from mvrbm.io.atomic import replace_file
+    from mvrbm.io.csv_text import quoted
 
     if len(text) != len(table):
         raise ValueError(
@@ -208,14 +209,23 @@ def _write_table(out: Path, imputer: Any, table: Any, text: Any, as_json: bool, 
     filled = imputer.transform(table)
     encoding = imputer.encoding_
     missing = table.isna()
+    has_commas = _has_decimal_commas(table, text)
     for name in filled.columns:
         place = table.columns.get_loc(name)
         rows = np.flatnonzero(missing[name] & filled[name].notna())
         values = filled[name].iloc[rows].astype(str)
-        fields = _as_fields(values, table[name], place in encoding.categories, text, place)
+        if place in encoding.categories:
+            fields = _categories_as_fields(values, table[name], text, place)
+        else:
+            has_points = place in encoding.dates or any("." in field for field in text.column(place))
+            if has_commas and not has_points:
+                values = values.str.replace(".", ",")
+            fields = [quoted(value, text.separator) for value in values]
         for row, field in zip(rows.tolist(), fields, strict=True):
             text.replace(row, place, field)
-    separator = {".tsv": "\t", ".csv": "," if text.separator == "\t" else None}[out.suffix.lower()]
+    separator = text.separator
+    if (out.suffix.lower() == ".tsv") != (separator == "\t"):
+        separator = "\t" if out.suffix.lower() == ".tsv" else ";" if has_commas else ","
     with replace_file(out) as file:
         text.write(file, separator)
     n_left = missing.sum() - (missing & filled.reindex(columns=table.columns).notna()).sum()
@@ -235,17 +245,19 @@ def _write_table(out: Path, imputer: Any, table: Any, text: Any, as_json: bool, 
     opt.show({"out": str(out), **details, **treatment}, as_json, "\n".join(lines))
 
 
-def _as_fields(values: Any, column: Any, is_categorical: bool, text: Any, place: int) -> list[str]:
-    """Write the values for the missing entries of a column in the same way as its known entries in `text`."""
+def _categories_as_fields(values: Any, column: Any, text: Any, place: int) -> list[str]:
+    """Return the fields for categories, with the spelling of the file, such as "true" for True or "07" for 7."""
     from mvrbm.io.csv_text import quoted
 
-    known = [row for row, is_known in enumerate(column.notna()) if is_known]
-    if is_categorical:
-        # The file can have another spelling: "true" for True, or "07" for 7.
-        spelling = {str(column.iloc[row]): text.field(row, place) for row in known}
-        return [spelling.get(value, quoted(value, text.separator)) for value in values]
-    has_comma = column.dtype.kind == "f" and any("," in text.field(row, place) for row in known)
-    return [quoted(value.replace(".", ",") if has_comma else value, text.separator) for value in values]
+    known = column.notna().to_numpy().nonzero()[0].tolist()
+    spelling = {str(column.iloc[row]): text.field(row, place) for row in known}
+    return [spelling.get(value, quoted(value, text.separator)) for value in values]
+
+
+def _has_decimal_commas(table: Any, text: Any) -> bool:
+    """Return whether any column of numbers has decimal commas."""
+    places = [place for place, dtype in enumerate(table.dtypes) if dtype.kind == "f"]
+    return any("," in field for place in places for field in text.column(place))
 
 
 def _reasons_for_text(table: Any, text: Any, encoding: Any) -> list[str]:

@@ -51,11 +51,11 @@ def mixture(
     After Ctrl-C or SIGTERM, the partially trained model is saved.
     """
     opt.check_model_out(out, force)
-    import numpy as np
-
     from mvrbm import MatrixMixture
+    from mvrbm.io.arrays import known_entries
 
     samples = opt.read(source, data_dir, rows)
+    known = known_entries(samples, source)
     model = MatrixMixture(
         components,
         n_contrasts=contrasts,
@@ -69,7 +69,7 @@ def mixture(
     )
     seconds, interrupt = resuming.fit(model, samples)
     # Samples with missing entries have no score.
-    complete = samples[~np.isnan(samples).reshape(len(samples), -1).any(1)]
+    complete = samples if known is None else samples[known.reshape(len(samples), -1).all(1)]
     scored = "the" if len(complete) == len(samples) else f"{len(complete):,} complete"
     result = {
         "model": str(model.save(out, overwrite=True)),

@@ -74,12 +74,15 @@ def outliers(
     if save is not None:
         opt.check_model_out(save, force)
     opt.check_different({"OUT": out, "--maps": maps, "--save": save})
+    from mvrbm.io.arrays import known_entries
+
     detector = None if model_folder is None else opt.load_model(model_folder, device, "explain")
     samples, training = _read(source, train, data_dir, rows, detector)
     if train is not None:
         opt.check_same_size(samples, training, source, train)
     is_mixed = hasattr(samples, "iloc")
     if not is_mixed:
+        known_entries(samples, source)  # raises an error if an entry is infinite
         opt.check_absent("requires a table with text columns as INPUT", day_first=dayfirst)
     if maps is not None:
         _check_maps(maps, samples, source, training.shape[1:] if detector is None else detector.visible_shape_)
