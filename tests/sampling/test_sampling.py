@@ -643,6 +643,17 @@ def test_tempered_chains_from_noise_reach_p():
     assert chi_square(exact.index(exact.vectors(coldest)), exact.probabilities()) > FALSE_ALARM
 
 
+def test_tempered_chains_accept_nan_at_unknown_entries():
+    machine = BoltzmannMachine({"visible": Bernoulli(3)}, Bernoulli(2), {"visible": Dense()})
+    known = torch.tensor([True, True, False])
+    start = torch.tensor([[1.0, 0.0, torch.nan]] * 4)
+    found = ParallelTempering(machine, 4, 3, rng=RandomSource(0), init=start, mask=known).step(5)["visible"]
+    assert found[:, :2].tolist() == [[1, 0]] * 4
+    assert bool(torch.isfinite(found).all())
+    with pytest.raises(ValueError, match=r"[Nn]a[Nn]"):
+        ParallelTempering(machine, 4, 3, rng=RandomSource(0), init=start)
+
+
 def test_the_hot_end_is_drawn_exactly():
     machine = DISCRETE["binary"]()
     exact, center = Enumerated(machine), a_center(machine)

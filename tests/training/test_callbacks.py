@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from mvrbm import MVRBM, BoltzmannMachine, Categorical, DeepMVRBM, Dense, Gaussian
+from mvrbm import MVRBM, Bernoulli, BoltzmannMachine, Categorical, Counts, DeepMVRBM, Dense, Gaussian, Rectified
 from mvrbm.errors import InputError
 from mvrbm.likelihood import log_likelihood
 from mvrbm.models import mvrbm
@@ -217,6 +217,22 @@ def test_monitor_takes_other_layers_and_bytes():
     assert all(np.isfinite(value) for value in row.values())
     assert "dead" not in row  # real hidden units have no ends
     assert row["free_energy_gap"] == pytest.approx(0, abs=1e-3)
+
+
+@pytest.mark.parametrize("units", ["rectified", "counts"])
+def test_monitor_omits_metrics_that_the_units_do_not_define(units):
+    x = bits(30)
+    visible, hidden = (Bernoulli((3, 3)), Rectified(2)) if units == "rectified" else (Counts((3, 3)), Bernoulli(2))
+    machine = BoltzmannMachine(visible, hidden, Dense())
+    row = Trainer(machine, RECIPE, callbacks=[Monitor(x, x)]).fit(x, 1, initialize=True).history[-1]
+    assert "validation_error" in row
+    assert "pseudo_log_likelihood" not in row
+    assert ("free_energy_gap" in row) == (units == "counts")
+    for requested in ({"pseudo_sites": 5}, {"pseudo_sites": 0, "annealing_steps": 10}):
+        trainer = Trainer(machine, RECIPE, callbacks=[Monitor(x, **requested)])
+        with pytest.raises(ValueError, match=r"have no exact distribution|would sum over|have no common distribution"):
+            trainer.fit(x, 1)
+        assert trainer.update == 0  # it is found out before the training
 
 
 # -- EarlyStopping ----------------------------------------------------------------------------------------

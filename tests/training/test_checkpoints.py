@@ -175,6 +175,7 @@ def test_resumes_a_dataset(tmp_path):
 EVERY_OPTIMIZER = {
     "SGD": lambda g: optim.SGD(g, lr=0.05, momentum=0.9, nesterov=True),
     "Adam": lambda g: optim.Adam(g, lr=0.01, amsgrad=True),
+    "Adam with tensors": lambda g: optim.Adam(g, lr=torch.tensor(0.01)),
     "AdamW": lambda g: optim.AdamW(g, lr=0.01),
     "Adamax": lambda g: optim.Adamax(g, lr=0.01),
     "NAdam": lambda g: optim.NAdam(g, lr=0.01),

@@ -14,7 +14,7 @@ from mvrbm.cuda_graphs import repeat
 from mvrbm.extras import triton_runs_on
 from mvrbm.machine import BoltzmannMachine, Visible
 from mvrbm.random import RandomSource
-from mvrbm.sampling.chains import Layers, check_count, copies, gibbs_step, multiplied_out, write
+from mvrbm.sampling.chains import Layers, check_count, copies, gibbs_step, multiplied_out, start_chains, write
 from mvrbm.units.base import Unit
 from mvrbm.validation import whole_number
 
@@ -240,11 +240,10 @@ class ParallelTempering:
                 raise ValueError("mask requires init, because the mask marks which entries of init are known")
             start = TemperedPath(machine, self.center).base_sample(n_chains * len(ladder), rng)
         else:
-            layers = machine.as_layers(init, check=check)
+            layers, masks = start_chains(machine, init, mask, check=check)
             check_count(layers, n_chains, "n_chains")
             start = _repeated(layers, len(ladder))
             if mask is not None:
-                masks = machine.as_masks(mask, layers)
                 self._known = _repeated({name: held for name, held in masks.items() if held is not None}, len(ladder))
         self.visible = {name: array.unflatten(0, (len(ladder), n_chains)) for name, array in start.items()}
         self._offers, self._accepted = ladder.new_zeros(2, len(ladder) - 1)

@@ -34,6 +34,9 @@ from mvrbm.training.part_folders import part_folder
 from mvrbm.updates.state import TrainState
 from mvrbm.validation import whole_number
 
+# Default number of sites used to estimate the pseudo-likelihood.
+_PSEUDO_SITES = 32
+
 
 class TrainingRun(Protocol):
     """Attributes and methods of :class:`~mvrbm.training.Trainer` that callbacks can use."""
@@ -246,10 +249,10 @@ class Monitor(Periodic):
         Held-out samples. Pass about as many samples as in `data`.
     every : int, optional
         Number of updates between measurements. If None, metrics are computed after every epoch.
-    pseudo_sites : int
+    pseudo_sites : int, optional
         Number of sites (entries of a sample) used to estimate the pseudo-likelihood. If the units can take many values,
         each site is evaluated on only a subset of the samples. An estimate takes about 0.1 s for 28x28 images. If 0,
-        the pseudo-likelihood is not computed.
+        the pseudo-likelihood is not computed. Default: 32, or 0 if the units of the machine do not define it.
     annealing_steps : int
         Number of temperatures used to estimate the log-likelihood by annealed importance sampling (1000, for example).
         If 0, the log-likelihood is not computed.
@@ -267,8 +270,8 @@ class Monitor(Periodic):
       respectively, for all samples. Only logged for hidden units with bounded values.
     - `validation_error`: reconstruction error on the held-out samples. Requires `validation`.
     - `free_energy_gap`: mean free energy of the held-out samples minus the mean free energy of the training samples.
-      Requires `validation`. The gap grows when the model begins to overfit. It equals the mean log-likelihood of the
-      training samples minus that of the held-out samples.
+      Requires `validation` and units that define a free energy. The gap grows when the model begins to overfit. It
+      equals the mean log-likelihood of the training samples minus that of the held-out samples.
     - `seconds`: time since training started.
     """
 
@@ -278,12 +281,14 @@ class Monitor(Periodic):
         validation: Any = None,
         *,
         every: int | None = None,
-        pseudo_sites: int = 32,
+        pseudo_sites: int | None = None,
         annealing_steps: int = 0,
     ) -> None:
         super().__init__(every)
         self.annealing_steps = whole_number(annealing_steps, "annealing_steps", 0)
-        self.pseudo_sites = pseudo_sites
+        self.pseudo_sites = None if pseudo_sites is None else whole_number(pseudo_sites, "pseudo_sites", 0)
+        self._used_sites = 0
+        self._has_free_energy = False
         self._given = data
         self._given_validation = validation
         self._read: Callable[[Any], Any] | None = None
@@ -312,7 +317,29 @@ class Monitor(Periodic):
         has_validation = self._given_validation is not None
         self._validation = _all_of(self._as_layers(self._given_validation), trainer) if has_validation else None
         self._read = None  # the next training run may use another estimator, or none
+        self._check_metrics(trainer.machine)
         self._began = time.perf_counter()
+
+    @torch.no_grad()
+    def _check_metrics(self, machine: BoltzmannMachine) -> None:
+        """Find out which metrics the machine defines. Raise ValueError if it does not define a requested metric."""
+        sample = {name: x[:1] for name, x in self._data.items()}
+        self._used_sites = _PSEUDO_SITES if self.pseudo_sites is None else self.pseudo_sites
+        if self._used_sites:
+            try:
+                mean_pseudo_log_likelihood(machine, sample, n_sites=1, check=False)
+            except ValueError:
+                if self.pseudo_sites is not None:
+                    raise
+                self._used_sites = 0
+        if self.annealing_steps:
+            start = {name: x[:100] for name, x in self._data.items()}
+            log_likelihood_interval(machine, sample, RandomSource(0), n_chains=2, n_steps=2, init=start, burn_in=1)
+        try:
+            machine.free_energy(sample, check=False)
+            self._has_free_energy = True
+        except ValueError:
+            self._has_free_energy = False
 
     def _as_layers(self, data: Any) -> Any:
         """Convert data to arrays keyed by layer if an estimator has passed a function to `read_with`."""
@@ -327,9 +354,9 @@ class Monitor(Periodic):
         machine = trainer.machine
         data = self._data
         row = {"reconstruction_error": _reconstruction_error(trainer, data)}
-        if self.pseudo_sites:
+        if self._used_sites:
             row["pseudo_log_likelihood"] = mean_pseudo_log_likelihood(
-                machine, data, n_sites=self.pseudo_sites, check=False
+                machine, data, n_sites=self._used_sites, check=False
             )
         if self.annealing_steps:
             start = {name: x[:100] for name, x in data.items()}
@@ -343,8 +370,9 @@ class Monitor(Periodic):
             row["saturated"] = float((mean > high - 0.01).all(0).double().mean())
         if self._validation is not None:
             row["validation_error"] = _reconstruction_error(trainer, self._validation)
-            held_out = machine.free_energy(self._validation, check=False).mean()
-            row["free_energy_gap"] = float(held_out - machine.free_energy(data, check=False).mean())
+            if self._has_free_energy:
+                held_out = machine.free_energy(self._validation, check=False).mean()
+                row["free_energy_gap"] = float(held_out - machine.free_energy(data, check=False).mean())
         row["seconds"] = time.perf_counter() - self._began
         return row
 

@@ -239,12 +239,16 @@ def _plain_optimizer(optimizer: Optimizer | None) -> dict[str, Any]:
         str(index): {key: value for key, value in entries.items() if not isinstance(value, Tensor)}
         for index, entries in content["state"].items()
     }
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in content["param_groups"]]
+    groups = [
+        {key: _to_json(value) for key, value in group.items() if key != "params"} for group in content["param_groups"]
+    ]
     return {"kind": type(optimizer).__name__, "scalars": scalars, "groups": groups}
 
 
 def _to_json(value: Any) -> Any:
-    """Convert a scheduler state, which can contain Counters, to JSON values."""
+    """Convert optimizer settings or a scheduler state, which can contain tensors and Counters, to JSON values."""
+    if isinstance(value, Tensor):
+        return value.tolist()
     if isinstance(value, Counter):
         return {_COUNTER: list(value.items())}
     if isinstance(value, dict):
@@ -493,7 +497,9 @@ def _restore_optimizer(optimizer: Optimizer, plain: Mapping[str, Any], tensors: 
     current = optimizer.state_dict()["param_groups"]
     groups = [{**stored, "params": now["params"]} for stored, now in zip(plain["groups"], current, strict=True)]
     for stored, now in zip(groups, current, strict=True):
-        check_settings(stored, now, "the optimizer")
+        check_settings(stored, {name: _to_json(value) for name, value in now.items()}, "the optimizer")
+        tensor_names = [name for name, value in now.items() if isinstance(value, Tensor)]
+        stored |= {name: torch.as_tensor(stored[name]).to(now[name]) for name in tensor_names}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
