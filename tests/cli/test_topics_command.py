@@ -1,5 +1,6 @@
 """mvrbm topics: every kind of input gives the same counts, and bad input gives one line."""
 
+import csv
 import json
 import os
 
@@ -9,6 +10,7 @@ from scipy import sparse
 
 import mvrbm
 from mvrbm.cli import main
+from mvrbm.errors import InputError
 from mvrbm.io.documents import read_documents
 
 PETS = ["dog barks loudly", "dog chases dog", "barks chases loudly 99", ""]
@@ -49,6 +51,20 @@ def test_byte_order_marks_are_no_letters(place):
         counts, words = read_documents(place / name)
         assert (words, counts.toarray().tolist()) == (["dog"], [[1], [0], [2]])
     assert read_documents(place / "pets.npz", vocabulary=place / "marked")[1] == WORDS
+
+
+def test_csv_files_are_read_like_tables(place):
+    limit = csv.field_size_limit()
+    texts = ["dog, barks", "cat; barks", "dog\r\nbarks " + "cat " * 40_000]
+    rows = "".join(f'{number};"{text}"\r\n' for number, text in enumerate(texts))
+    (place / "export.csv").write_bytes(("id;text\r\n" + rows + "\r\n").encode("utf-8-sig"))
+    counts, words = read_documents(place / "export.csv")
+    assert words == ["barks", "cat", "dog"]
+    assert counts.toarray().tolist() == [[1, 0, 1], [1, 1, 0], [1, 40_000, 1]]
+    assert csv.field_size_limit() == limit
+    (place / "export.csv").write_text("id,text\n1,dog\n2,dog, barks\n")
+    with pytest.raises(InputError, match=r"export\.csv, line 3: 3 fields, but the header has 2"):
+        read_documents(place / "export.csv")
 
 
 def test_words_of_a_single_document_and_stop_words_are_left_out(place):

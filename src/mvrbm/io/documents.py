@@ -1,7 +1,5 @@
 """Read documents as word counts from text, CSV, svmlight or npz files."""
 
-import csv
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from mvrbm.errors import InputError
+from mvrbm.io.csv_text import Dialect, check_records, read_text, records, value_of
 from mvrbm.io.formats import read_npz, reading
 from mvrbm.io.untrusted import Budget
 
@@ -111,15 +110,19 @@ def _texts(path: Path, column: str | None) -> Iterator[str]:
 
 
 def _column(path: Path, column: str | None) -> Iterator[str]:
-    csv.field_size_limit(sys.maxsize)
-    table = csv.DictReader(_lines(path))
-    names = list(table.fieldnames or [])
+    with reading(path):
+        text = read_text(path)[1]
+    dialect = Dialect.of(text)
+    check_records(text, dialect, path)
+    rows = ([value_of(field) for field in row.fields] for row in records(text, dialect.separator) if not row.is_blank)
+    names = next(rows)
     wanted = column or (names[0] if len(names) == 1 else "text")
     if wanted not in names:
         hint = "" if column else "; use column=NAME to specify the text column"
         raise InputError(f"{path} has no column '{wanted}', only {names}{hint}")
-    for row in table:
-        yield row[wanted] or ""
+    place = names.index(wanted)
+    for row in rows:
+        yield row[place]
 
 
 def _svmlight(path: Path) -> tuple[Any, int]:
