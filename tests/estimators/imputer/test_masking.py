@@ -68,12 +68,9 @@ def test_entries_are_held_out_even_if_all_samples_lack_the_same_entries(seed):
 
 def test_masks_of_two_samples_are_those_of_the_other_one():
     known = torch.rand(2, 40, generator=torch.Generator().manual_seed(0)) < 0.7
-    found = 0
-    for seed in range(8):
+    count = 0
+    for seed in range(20):
         samples = hold_out(torch.zeros(2, 40), known, (40,), RandomSource(seed))
-        held = samples.held.any(1)
-        if bool(held.any()):
-            (row,) = torch.nonzero(held)[:, 0].tolist()
-            assert not bool((samples.held[row] & known[1 - row]).any())
-            found += 1
-    assert found > 2
+        count += not bool((samples.held & known.flip(0)).any())
+    # One mask in about 25 shows everything, and is replaced by a random one.
+    assert count >= 14
