@@ -123,6 +123,16 @@ def test_gibbs_sampling_with_gates_has_the_exact_conditional_mean():
         assert abs(found[row] - mean) < 0.25 * spread  # 1000 correlated steps
 
 
+def test_filled_entries_do_not_depend_on_the_other_samples():
+    model, x = fitted(gate=True, n_epochs=5), samples(12)
+    x[generator("holes").random(x.shape) < 0.4] = np.nan
+    filled = model.inpaint(x, steps=20)
+    np.testing.assert_allclose(model.inpaint(x[5:], steps=20), filled[5:])
+    np.testing.assert_allclose(model.inpaint(x[::-1], steps=20), filled[::-1])
+    drawn = model.sample_given(np.repeat(np.full((1, 2, 3), np.nan), 3, 0), burn_in=1)
+    assert len(np.unique(drawn)) == drawn.size  # draws are independent
+
+
 def test_samples_have_the_moments_of_the_mixture():
     """Each of 6 numbers is within 5 standard errors: this fails by chance once in 100,000 runs."""
     model, n = fitted(**EXACT), 20_000

@@ -23,7 +23,7 @@ from mvrbm.estimators.batches import Array, masks, model_dtype
 from mvrbm.estimators.inputs import VISIBLE, ArrayInput
 from mvrbm.estimators.mixture.conditional import Conditional, in_chunks
 from mvrbm.estimators.mixture.em import start
-from mvrbm.estimators.mixture.incomplete import Incomplete
+from mvrbm.estimators.mixture.incomplete import EqualRows, Incomplete
 from mvrbm.estimators.mixture.selection import FEWEST_SAMPLES, choose
 from mvrbm.estimators.mixture.training import Samples, Stop, Training
 from mvrbm.estimators.parameters import seed_of
@@ -374,11 +374,13 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         check_finite(result)
         return result
 
-    def _incomplete(self, data: Array, known: Array | None = None) -> Incomplete:
+    def _incomplete(
+        self, data: Array, known: Array | None = None, source: type[RandomSource] = EqualRows
+    ) -> Incomplete:
         """Return validated samples whose unknown entries are drawn. By default, all entries except NaN are known."""
         x = torch.from_numpy(np.array(data)).to(self._fitted().center)
         known = ~np.isnan(data) if known is None else known
-        rng = RandomSource(seed_of(self.random_state))
+        rng = source(seed_of(self.random_state))
         return Incomplete(self.unit_, x, torch.from_numpy(known).to(x.device), rng)
 
     # -- samples ----------------------------------------------------------------------------------
@@ -403,7 +405,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
 
     # -- unknown entries --------------------------------------------------------------------------
 
-    def inpaint(self, X: Any, mask: Any = None, *, steps: int = 100, burn_in: int = 20) -> Array:
+    def inpaint(self, X: Any, mask: Any = None, *, steps: int = 200, burn_in: int = 20) -> Array:
         """Replace unknown entries with their means given the known entries.
 
         If missing values are all that you need, use :class:`~mvrbm.MVRBMImputer`. It chooses between this model and
@@ -411,7 +413,8 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
 
         Without gates, the means are exact. With gates, they are averages over Gibbs samples of components, contrasts
         and gates. The chains start from the exact conditional distribution of a model whose gates are replaced with
-        their mean variances.
+        their mean variances. All samples use the same random numbers, so the result for a sample does not depend on the
+        other samples.
 
         Parameters
         ----------
@@ -419,7 +422,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
             Samples. NaN entries are unknown.
         mask : boolean array with the shape of X or of one sample, optional
             Mask that is True for known entries. If None, all entries that are not NaN are known.
-        steps : int, default=100
+        steps : int, default=200
             Number of Gibbs steps to average over. Used only with gates.
         burn_in : int, default=20
             Number of Gibbs steps before averaging starts. Used only with gates.
@@ -431,7 +434,7 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         """
         whole_number(steps, "steps")
         whole_number(burn_in, "burn_in", 0)
-        return self._fill(X, mask, lambda incomplete: incomplete.mean(steps, burn_in))
+        return self._fill(X, mask, lambda incomplete: incomplete.mean(steps, burn_in), EqualRows)
 
     def sample_given(self, X: Any, mask: Any = None, *, burn_in: int = 100) -> Array:
         """Replace unknown entries with a draw given the known entries. See :meth:`inpaint`.
@@ -439,14 +442,14 @@ class MatrixMixture(ClassNamePrefixFeaturesOutMixin, ArrayInput, TransformerMixi
         Without gates, the draws are exact. With gates, they are the states of Gibbs sampling after `burn_in` steps.
         """
         whole_number(burn_in, "burn_in", 0)
-        return self._fill(X, mask, lambda incomplete: incomplete.draw(burn_in))
+        return self._fill(X, mask, lambda incomplete: incomplete.draw(burn_in), RandomSource)
 
     @torch.no_grad()
-    def _fill(self, X: Any, mask: Any, compute: Callable[[Incomplete], Tensor]) -> Array:
+    def _fill(self, X: Any, mask: Any, compute: Callable[[Incomplete], Tensor], source: type[RandomSource]) -> Array:
         self._fitted()
         data = self._read_values(X, reset=False)
         known = masks({} if mask is None else {VISIBLE: mask}, {VISIBLE: data}, every_layer=None)[VISIBLE].numpy()
-        return self._outward(compute(self._incomplete(data, known)), like=X)
+        return self._outward(compute(self._incomplete(data, known, source)), like=X)
 
     # -- data and files ---------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -12,6 +13,16 @@ from mvrbm.estimators.mixture.conditional import Conditional, Patterns
 from mvrbm.random import RandomSource
 from mvrbm.units import WhitenedMixture
 from mvrbm.units.whitened import pick
+
+
+class EqualRows(RandomSource):
+    """Random source whose rows are equal, so that draws for a sample do not depend on the other samples."""
+
+    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return super().uniform((1, *shape[1:]), like).expand(tuple(shape))
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return super().normal((1, *shape[1:]), like).expand(tuple(shape))
 
 
 class Incomplete:
@@ -40,15 +51,16 @@ class Incomplete:
         if not len(means):
             return means
         self.law = Conditional(self.unit)
+        uniform, normal = self.rng.uniform((len(means), 1), means), self.rng.normal(means.shape, means)
         for number, known in enumerate(self.patterns.known):
             rows = torch.nonzero(self.patterns.which == number)[:, 0]
             found = self.law.given(self.state[rows], known)
             unknown = torch.nonzero(~known)[:, 0]
             probabilities = self.probabilities[rows] = found.log_weights.exp()
             means[rows[:, None], unknown] = torch.einsum("nm,nmu->nu", probabilities, found.means)
-            state = pick(probabilities, self.rng.uniform((len(rows), 1), means))[:, 0]
-            normal = self.rng.normal((len(rows), len(unknown), 1), means)
-            noise = torch.linalg.solve_triangular(found.factors[state].mT, normal, upper=True)[:, :, 0]
+            state = pick(probabilities, uniform[rows])[:, 0]
+            own = normal[rows[:, None], unknown][:, :, None]
+            noise = torch.linalg.solve_triangular(found.factors[state].mT, own, upper=True)[:, :, 0]
             drawn = found.means[torch.arange(len(rows), device=state.device), state] + noise
             self.state[rows[:, None], unknown] = drawn
         return means
