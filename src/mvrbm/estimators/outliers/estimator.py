@@ -154,6 +154,9 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     than 2,048 entries. They are saved with the detector. The score of a training sample is its score from
     cross-validation.
 
+    Ranges, linear predictions and standard deviations are learned without extreme values, so that a few wrong values in
+    the training data, such as -9999 in up to 3% of the entries of a column, have little influence.
+
     Examples
     --------
     >>> import numpy as np
