@@ -387,7 +387,7 @@ def test_one_or_two_arrays_are_cut_and_calibrated(n):
         covered.append((np.abs(errors) < 2 * imputer.standard_deviation(gaps)[hidden]).mean())
         assert min(imputer.errors_.values()) > 0
     assert np.mean(ratios) < 0.3  # the deviation of the noise is 0.1, that of the data 1.4
-    assert 0.85 < np.mean(covered) < 1
+    assert np.mean(covered) > 0.85
 
 
 def test_few_samples_with_many_columns_are_filled_in():
