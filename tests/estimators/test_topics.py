@@ -75,7 +75,7 @@ def test_predicted_words_are_those_of_the_enumerated_model(fitted):
 def test_the_vocabulary_may_be_large():
     """An identity matrix of the vocabulary would take 40 GB."""
     document = sparse.csr_matrix(([3.0], ([0], [99_999])), shape=(1, 100_000), dtype=np.float32)
-    model = ReplicatedSoftmax(2, n_epochs=1, random_state=0).fit(sparse.vstack([document, document]))
+    model = ReplicatedSoftmax(1, n_epochs=1, random_state=0).fit(sparse.vstack([document, document]))
     np.testing.assert_allclose(model.predict_words(document).sum(), 1, rtol=1e-3)
 
 
