@@ -76,9 +76,7 @@ class Categorical(Unit):
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         """Sample one-hot rows by inverse transform sampling, with one uniform random number per row."""
         mean = self.mean(field)
-        below = rng.uniform(mean.shape[:-1], mean)[..., None] >= mean.cumsum(-1)
-        # Rounding can leave the last cumulative sum slightly below 1.
-        category = below.sum(-1).clamp_(max=self.shape[-1] - 1)
+        category = pick(mean, rng.uniform(mean.shape[:-1], mean)[..., None])[..., 0]
         return torch.nn.functional.one_hot(category, self.shape[-1]).to(mean.dtype)
 
     @torch.no_grad()
@@ -123,3 +121,10 @@ class Categorical(Unit):
         shares = value.T  # (k, n)
         values = categories[:, None].expand(-1, len(value), -1)
         return Alternatives(values, torch.zeros_like(shares), shares)
+
+
+def pick(probabilities: Tensor, number: Tensor) -> Tensor:
+    """Sample from each row of probabilities by inverse transform sampling: (..., m), (..., 1) -> (..., 1)."""
+    state = (number >= probabilities.cumsum(-1)).sum(-1, keepdim=True)
+    # Rounding can leave the last cumulative sum slightly below 1.
+    return state.clamp_(max=probabilities.shape[-1] - 1)

@@ -16,6 +16,7 @@ from torch.nn.functional import log_softmax
 from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
 from mvrbm.units.base import Alternatives, Unit, average
+from mvrbm.units.categorical import pick as pick  # estimators import it from here
 from mvrbm.validation import choice, whole_number
 
 #: Number of Gaussians that the gate of a coefficient mixes.
@@ -500,13 +501,6 @@ def _cosines(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 def _spread(count: int) -> Tensor:
     """Return initial log-variances in descending order, or zero if there is only one."""
     return torch.linspace(_START_REACH, -_START_REACH, count) if count > 1 else torch.zeros(1)
-
-
-def pick(probabilities: Tensor, number: Tensor) -> Tensor:
-    """Sample from each row of probabilities by inverse transform sampling: (..., m), (..., 1) -> (..., 1)."""
-    state = (number >= probabilities.cumsum(-1)).sum(-1, keepdim=True)
-    # Rounding can leave the last cumulative sum slightly below 1.
-    return state.clamp_(max=probabilities.shape[-1] - 1)
 
 
 def _separable_scale(spread: Tensor, *, together: bool, least: Tensor) -> Tensor:

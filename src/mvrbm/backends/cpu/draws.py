@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from mvrbm.units.categorical import pick
+
 
 def _draw_bernoulli(field: Tensor, numbers: Tensor, into: Tensor) -> None:
     torch.sigmoid(field, out=into)
@@ -14,8 +16,8 @@ def _draw_gaussian(field: Tensor, numbers: Tensor, into: Tensor) -> None:
 
 
 def _draw_categorical(field: Tensor, numbers: Tensor, into: Tensor) -> None:
-    category = (numbers[..., None] >= torch.softmax(field, -1).cumsum(-1)).sum(-1, keepdim=True)
-    into.zero_().scatter_(-1, category.clamp_(max=field.shape[-1] - 1), 1.0)
+    category = pick(torch.softmax(field, -1), numbers[..., None])
+    into.zero_().scatter_(-1, category, 1.0)
 
 
 #: Functions that sample units from fields (including the bias) and random numbers. They may overwrite the fields. The
