@@ -8,7 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mvrbm.errors import MissingPackageError, PluginError
 
@@ -36,6 +36,20 @@ def require(module: str, purpose: str, extra: str) -> ModuleType:
         command = f"pip install 'mvrbm[{extra}]'"
         message = f"{purpose} requires the package {package}, which is not installed: {command}"
         raise MissingPackageError(message, name=package) from error
+
+
+def check_not_taken(cls: type, registered: Any) -> None:
+    """Raise ValueError if a name is registered for another class, which `cls` would replace.
+
+    `registered` is the registered class or a `functools.partial` of it, or None. A class with the same module and
+    qualified name is not another class: it was defined again, for example because a cell of a notebook was run again.
+    """
+    other = getattr(registered, "func", registered)
+    if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(
+            f"the name of {cls.__module__}.{cls.__qualname__} belongs to {other.__module__}.{other.__qualname__}; "
+            "choose another name"
+        )
 
 
 @functools.cache

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from mvrbm import MPO, Kronecker, RandomSource, couplings
+from mvrbm import MPO, Bernoulli, BoltzmannMachine, Dense, Kronecker, RandomSource, couplings, load, save
+from mvrbm.couplings.base import COUPLINGS as REGISTERED
 from tables import CONNECTED, COUPLINGS, full_matrix, generator
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
@@ -316,6 +317,26 @@ def test_factors_of_a_product_start_alike():
             np.testing.assert_allclose(float(factor.detach().std()), expected, rtol=0.1)
 
 
+@pytest.mark.parametrize(
+    ("visible", "hidden", "full"), [((2, 3), (4, 2), 6), ((5, 2), (2, 1), 2), ((2, 2, 3), (1, 2, 2), 8)]
+)
+def test_a_rank_above_the_full_rank_is_an_error(visible, hidden, full):
+    coupling = Kronecker(rank=full).connect(visible, hidden, RandomSource(0), std=1.0).double()
+    terms = coupling.dense().reshape(math.prod(hidden), math.prod(visible))
+    assert torch.linalg.matrix_rank(terms) == min(terms.shape)
+    with pytest.raises(ValueError, match=f"rank must be at most {full} for a Kronecker .* got {full + 1}"):
+        Kronecker(rank=full + 1).connect(visible, hidden)
+
+
+def test_models_with_a_rank_above_the_full_rank_load(tmp_path):
+    link = Kronecker(rank=7)
+    link.allocate((2, 3), (4, 2))
+    link.initialize(RandomSource(0))
+    machine = BoltzmannMachine(Bernoulli((2, 3)), Bernoulli((4, 2)), link)
+    save(machine, tmp_path / "machine")
+    assert load(tmp_path / "machine").links["visible"].rank == 7
+
+
 def test_summed_modes_are_ones_and_frozen():
     coupling = Kronecker(rank=2, summed_modes=(0,)).connect((4, 3), (1, 2), RandomSource(1), std=1.0)
     assert not coupling.factors[0].requires_grad
@@ -333,6 +354,22 @@ def test_config_builds_the_coupling_again(name):
     assert torch.equal(again.dense(), coupling.dense())
     assert repr(again) == repr(coupling)
     assert f"{coupling.n_parameters:,} parameters" in repr(coupling)
+
+
+def test_a_name_belongs_to_one_class():
+    for _ in range(2):  # as if a cell of a notebook was run twice
+
+        class Own(Dense):
+            name = "own of this test"
+
+    assert REGISTERED["own of this test"] is Own
+    with pytest.raises(ValueError, match=r"name of .*Other belongs to mvrbm\.couplings\.dense\.Dense; choose another"):
+
+        class Other(Dense):
+            name = "dense"
+
+    assert REGISTERED["dense"] is Dense
+    del REGISTERED["own of this test"]
 
 
 def test_full_map_is_never_formed():

@@ -65,10 +65,11 @@ def test_draws_follow_the_tensor_they_are_for(dtype):
     assert float(uniform.max()) < 1
 
 
-@pytest.mark.parametrize("seed", [-1, 2**63])
-def test_refuses_seeds_out_of_range(seed):
-    with pytest.raises(ValueError, match="seed must be"):
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.5, "1", None])
+def test_seeds_are_whole_numbers(seed):
+    with pytest.raises(ValueError, match="seed must be a whole number"):
         RandomSource(seed)
+    assert RandomSource(2**63 - 1).key != RandomSource(1.0).key == RandomSource(1).key
 
 
 # -- where in the sequence --------------------------------------------------------------------------

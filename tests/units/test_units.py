@@ -11,6 +11,7 @@ from scipy import integrate, stats
 from given_numbers import GivenNumbers
 from mvrbm import Bernoulli, Categorical, Gaussian, RandomSource
 from mvrbm.units import make_unit, unit_names
+from mvrbm.units.base import UNITS as REGISTERED
 from tables import OTHER_UNITS, UNITS, VARIANTS, generator, random_layer
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
@@ -427,3 +428,14 @@ def test_checks_are_silent_about_states_that_gradients_flow_through(variant, mon
     monkeypatch.setattr(torch.Tensor, "__float__", lambda x: (looked_at.append(x.requires_grad), real(x.detach()))[1])
     unit.check(states, "layer")
     assert not any(looked_at)
+
+
+@pytest.mark.parametrize(
+    ("name", "variants"), [("bernoulli", None), ("gaussian-axes", None), ("mine", {"mine": {}, "gaussian-axes": {}})]
+)
+def test_a_name_belongs_to_one_class(name, variants):
+    fields = {"name": name} if variants is None else {"name": name, "variants": variants}
+    before = dict(REGISTERED)
+    with pytest.raises(ValueError, match=r"name of .*Mine belongs to mvrbm\.units\..*; choose another"):
+        type("Mine", (Bernoulli,), fields)
+    assert before == REGISTERED

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mvrbm.extras import import_plugins, triton_runs_on
+from mvrbm.extras import check_not_taken, import_plugins, triton_runs_on
 from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
 from mvrbm.validation import choice, whole_number
@@ -35,7 +35,8 @@ class Coupling(nn.Module, ABC):
     Only :meth:`dense` computes the full :math:`W`.
     """
 
-    #: Name on the command line and in files. Every class that defines a name is registered under that name.
+    #: Name on the command line and in files. Every class that defines a name is registered under that name. Defining a
+    #: class with the name of another class raises ValueError.
     name: ClassVar[str]
     visible_shape: tuple[int, ...]
     hidden_shape: tuple[int, ...]
@@ -45,6 +46,7 @@ class Coupling(nn.Module, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
+            check_not_taken(cls, COUPLINGS.get(cls.name))
             COUPLINGS[cls.name] = cls
 
     def __init__(self) -> None:  # defined because `config` reads the signature, and nn.Module takes any arguments

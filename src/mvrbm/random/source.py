@@ -66,9 +66,7 @@ class RandomSource:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        if not 0 <= int(seed) < _MAX_SEED:
-            raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, got {seed}")
-        self._entropy = int(seed)
+        self._entropy = whole_number(seed, "seed", 0, _MAX_SEED - 1)
         self._path: tuple[int, ...] = ()
         self._children = 0
         self._first_row = 0

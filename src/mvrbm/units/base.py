@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mvrbm.extras import import_plugins
+from mvrbm.extras import check_not_taken, import_plugins
 from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
 from mvrbm.validation import as_shape, choice
@@ -65,7 +65,8 @@ class Unit(nn.Module, ABC):
         Shape of the bias, which must broadcast to `shape`. Along modes of size 1, the bias is shared. Default: `shape`.
     """
 
-    #: Name on the command line and in files. Every class that defines a name is registered under that name.
+    #: Name on the command line and in files. Every class that defines a name is registered under that name. Defining a
+    #: class with the name of another class raises ValueError.
     name: ClassVar[str]
     #: Names under which to register the class, mapped to their constructor arguments. If not set, only `name` is used.
     variants: ClassVar[dict[str, dict[str, Any]]]
@@ -97,7 +98,10 @@ class Unit(nn.Module, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
-            for name, options in cls.__dict__.get("variants", {cls.name: {}}).items():
+            variants = cls.__dict__.get("variants", {cls.name: {}})
+            for name in variants:
+                check_not_taken(cls, UNITS.get(name))
+            for name, options in variants.items():
                 UNITS[name] = functools.partial(cls, **options) if options else cls
 
     def __init__(self, shape: int | Sequence[int], *, bias_shape: Sequence[int] | None = None) -> None:
