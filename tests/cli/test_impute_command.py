@@ -174,7 +174,7 @@ def test_arrays_keep_their_empty_columns(place, capsys):
     np.save("holes.npy", holes)
     assert main(["impute", "holes.npy", "a.npy", "--deviations", "d.npy", "--quiet"]) == 0
     shown, notes = capsys.readouterr()
-    assert "48 of 240 entries were missing: 8 filled in, 40 left empty in columns without known entries" in shown
+    assert "48 of 240 entries were missing: 8 filled in, 40 left empty in columns 3 without known entries" in shown
     assert notes == ""
     for name in ("a.npy", "d.npy"):
         assert np.isnan(np.load(name)).sum(0).tolist() == [0, 0, 0, 40, 0, 0]

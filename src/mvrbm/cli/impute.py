@@ -113,12 +113,15 @@ def _write_array(
     out: Path, imputer: Any, samples: Any, force: bool, as_json: bool, details: dict[str, Any], columns: int | None
 ) -> None:
     """Fill in missing entries of an array and write it to a file."""
+    from mvrbm.io.formats import some_of
+
     filled = imputer.transform(samples)
     if filled.ndim == 2:
         filled = _with_empty_columns(filled, imputer.encoding_)
     left = _n_missing(filled)
     details |= {"filled": details["missing"] - left, "left_empty": left}
-    words = _summary(details, samples.size, "without known entries")
+    empty = (~imputer.encoding_.returned).nonzero()[0]
+    words = _summary(details, samples.size, f"{some_of(map(str, empty))} without known entries")
     opt.write_samples(out, filled, filled.shape[1:], force, as_json, details, words, columns)
 
 
@@ -200,6 +203,7 @@ def _write_table(out: Path, imputer: Any, table: Any, text: Any, as_json: bool, 
 
     from mvrbm.io.atomic import replace_file
     from mvrbm.io.csv_text import quoted
+    from mvrbm.io.formats import some_of
 
     if len(text) != len(table):
         raise ValueError(
@@ -240,7 +244,7 @@ def _write_table(out: Path, imputer: Any, table: Any, text: Any, as_json: bool, 
             f"columns {', '.join(text_markers)} contain text such as NA or None, which is treated as a category; leave "
             "a field empty to mark it as missing"
         )
-    lines = [f"{out}: {_summary(details, table.size, ', '.join(left))}"]
+    lines = [f"{out}: {_summary(details, table.size, some_of(left))}"]
     lines += [f"{what}: {', '.join(names)}" for what, names in treatment.items() if names]
     opt.show({"out": str(out), **details, **treatment}, as_json, "\n".join(lines))
 
