@@ -29,6 +29,7 @@ INTERNAL = {
     "learns_from_incomplete",
     "like",
     "limit_norm",
+    "may_be_unbounded",
     "own_energy",
     "prepare",
     "takes_arrays",
