@@ -212,7 +212,7 @@ COUPLINGS = {
         lambda c: [[f[r] for f in c.factors if f.requires_grad] for r in range(c.rank)],
         [
             ({"rank": 1}, (3,), (2,)),
-            ({"rank": 3}, (2,), (3,)),
+            ({"rank": 1}, (2,), (3,)),
             ({"rank": 1}, (2, 3), (3, 2)),
             ({"rank": 1}, (3, 2), (2, 2)),
             ({"rank": 3}, (2, 3), (2, 2)),

@@ -74,7 +74,7 @@ REFUSED = [  # (what, the call, what the message has to say)
         ["'hidden'", "(n, 2, 2)", "(1, 4)"],
     ),
     # values of data
-    ("NaN", lambda: signal().free_energy([[0.0, NAN, 1.0]]), ["'signal'", "1 of 3", "NaN", "mask"]),
+    ("NaN", lambda: signal().free_energy([[0.0, NAN, 1.0]]), ["'signal'", "1 of 3", "NaN", "fill in missing entries"]),
     ("infinity", lambda: signal().free_energy([[INF, -INF, 1.0]]), ["'signal'", "2 of 3", "infinite"]),
     ("NaN among bits", lambda: image().free_energy(torch.full((1, 4, 3), NAN)), ["'image'", "12 of 12", "NaN"]),
     ("bytes for bits", lambda: image().free_energy(torch.full((1, 4, 3), 255.0)), ["'image'", "0 to 1", "255"]),
@@ -139,9 +139,9 @@ REFUSED = [  # (what, the call, what the message has to say)
         lambda: Dense().connect((2,), (2,)).connect((2,), (2,)),
         ["already connected", "2 -> 2"],
     ),
-    ("rank 0", lambda: Kronecker(rank=0), ["Kronecker rank", "at least 1", "0"]),
+    ("rank 0", lambda: Kronecker(rank=0), ["rank must be", "at least 1", "0"]),
     ("rank below 0", lambda: CP(rank=-2), ["CP rank", "at least 1", "-2"]),
-    ("half a rank", lambda: Kronecker(rank=1.5), ["Kronecker rank", "whole number", "1.5"]),
+    ("half a rank", lambda: Kronecker(rank=1.5), ["rank must be", "whole number", "1.5"]),
     ("bond 0", lambda: MPO(bond=0), ["MPO bond", "at least 1", "0"]),
     ("a bond of 0 among others", lambda: MPO(bond=(2, 0)), ["MPO bond", "at least 1", "0"]),
     ("too few bonds", lambda: MPO(bond=(2,)).connect((2, 2, 2), (2, 2, 2)), ["order 3", "2 bond sizes", "[2]"]),
@@ -322,7 +322,7 @@ ALLOWED = [
     ("padding where units are padded", lambda: labeled(padded=True).free_energy(labels(words([1, 0, 0], [0, 0, 0])))),
     ("means for hidden states", lambda: image().visible_mean(torch.full((1, 2, 2), 0.3))),
     ("a large fixed pair below the bound", lambda: gaussian_pair(0.999).check_bounded()),
-    ("a rank that is a whole float", lambda: Kronecker(rank=2.0).connect((2,), (2,))),
+    ("a rank that is a whole float", lambda: Kronecker(rank=2.0).connect((2, 2), (2, 2))),
     ("no check where it was done before", lambda: image().free_energy(torch.full((1, 4, 3), 7.0), check=False)),
 ]
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import Chain, center, equalize_norms, same_order, squared_norms
+from mvrbm.couplings.base import DEFAULT_STD, Chain, Coupling, center, equalize_norms, same_order, squared_norms
+from mvrbm.random import RandomSource
 from mvrbm.validation import whole_number
 
 
@@ -21,7 +22,8 @@ class Kronecker(Chain):
     Parameters
     ----------
     rank : int
-        Number of Kronecker products.
+        Number of Kronecker products, at most the full rank. For matrices of shape (I, J) and a hidden layer of shape
+        (K, L), the full rank is min(I K, J L).
     summed_modes : sequence of int
         Modes to sum over without weights. The factors of these modes are fixed at ones.
 
@@ -50,8 +52,26 @@ class Kronecker(Chain):
 
     def __init__(self, rank: int = 1, *, summed_modes: Sequence[int] = ()) -> None:
         super().__init__()
-        self.rank = whole_number(rank, "Kronecker rank")
+        self.rank = whole_number(rank, "rank")
         self.summed_modes = tuple(summed_modes)
+
+    def connect(
+        self,
+        visible_shape: Sequence[int],
+        hidden_shape: Sequence[int],
+        rng: RandomSource | None = None,
+        std: float = DEFAULT_STD,
+    ) -> Coupling:
+        # Not checked by `allocate`, so that models with a larger rank still load.
+        same_order("Kronecker", tuple(visible_shape), tuple(hidden_shape))
+        sizes = [i * k for i, k in zip(visible_shape, hidden_shape, strict=True)]
+        full = math.prod(sizes) // max(sizes)
+        if self.rank > full:
+            raise ValueError(
+                f"rank must be at most {full:,} for a Kronecker coupling from {tuple(visible_shape)} to "
+                f"{tuple(hidden_shape)}, got {self.rank:,}; with rank {full:,}, the weights can be any matrix"
+            )
+        return super().connect(visible_shape, hidden_shape, rng, std)
 
     def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
         order = same_order("Kronecker", visible_shape, hidden_shape)
