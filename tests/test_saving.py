@@ -376,7 +376,7 @@ FACTOR, BIAS = "couplings.visible.factors.0", "hidden.bias"
 DAMAGE = [
     ("no folder", nothing, "does not exist"),
     ("a file instead", a_file, "is not a model folder because it is a file"),
-    ("no config", lambda f: (f / "config.json").unlink(), "config.json: no such file"),
+    ("no config", lambda f: (f / "config.json").unlink(), "is not a model folder: config.json is missing"),
     ("no weights", lambda f: (f / "model.safetensors").unlink(), "model.safetensors: no such file"),
     ("weights are a folder", as_folder, "model.safetensors is a folder"),
     ("empty config", lambda f: (f / "config.json").write_text(""), "not valid JSON"),

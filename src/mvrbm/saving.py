@@ -235,8 +235,8 @@ def _shapes_of(configs: Sequence[Mapping[str, Any]], folder: Path) -> list[Boltz
     To load the parameters, pass the machines to :func:`_fill`.
     """
     path, weights = folder / CONFIG, folder / MODEL
+    stored, described = check_regular_file(weights, StorageError), 0
     try:
-        stored, described = check_regular_file(weights, StorageError), 0
         budget, machines = Budget(path, weights, error=StorageError), []
         for config in configs:
             with torch.device("meta"):
@@ -425,6 +425,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise StorageError(
             f"{folder} is not a model folder because it {'is a file' if folder.exists() else 'does not exist'}"
         )
+    if not path.exists():
+        raise StorageError(f"{folder} is not a model folder: {CONFIG} is missing")
     config = read_json(path)
     if config.get("format") != FORMAT:
         raise StorageError(f"{path} does not describe an mvrbm model")

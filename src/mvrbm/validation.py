@@ -80,7 +80,7 @@ def as_shape(shape: int | Sequence[int], name: str) -> tuple[int, ...]:
     try:
         sizes = tuple(operator.index(size) for size in (shape if isinstance(shape, Sequence) else np.atleast_1d(shape)))
     except TypeError:
-        raise ValueError(f"{name} must contain only integers, got {shape}") from None
+        raise ValueError(f"{name} must contain only integers, such as (4, 4), got {shape!r}") from None
     if not sizes or min(sizes) < 1:
         raise ValueError(f"{name} must contain one or more sizes, each at least 1, got {sizes}")
     return sizes

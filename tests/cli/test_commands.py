@@ -272,7 +272,7 @@ MISTAKES = [
     ),
     ("a shape and a model to continue", None, TRAIN.format("data.npy") + " --init model", 2, "--init .* with --hidden"),
     ("no model to continue", None, "train data.npy --init gone --out new", 1, "gone does not exist"),
-    ("chains of cd", None, TRAIN.format("data.npy") + " --negative cd --chains 9", 1, "n_chains"),
+    ("chains of cd", None, TRAIN.format("data.npy") + " --negative cd --chains 9", 1, "--chains .*--negative pcd or"),
     ("no hidden shape", None, "train data.npy --out new", 2, "--hidden SHAPE .* or --init MODEL"),
     ("unknown option", None, "info model --color red", 2, "--color"),
     ("unknown command", None, "trian data.npy", 2, "No such command 'trian'"),
@@ -314,7 +314,7 @@ MISTAKES = [
     ("images of features", None, "transform model data.npy out.png", 1, "must end in .npy"),
     ("no model", None, "info gone", 1, "gone does not exist"),
     ("a file as model", None, "info data.npy", 1, "data.npy is not a model folder"),
-    ("a folder that is no model", lambda: Path("f").mkdir(), "sample f out.npy", 1, "config.json: no such file"),
+    ("a folder that is no model", lambda: Path("f").mkdir(), "sample f out.npy", 1, "f is not a model folder: con"),
     ("a model of the future", change_config(format_version=99), "info model", 1, "format version 99"),
     ("a foreign config", change_config(format="other"), "sample model o.npy", 1, "does not describe"),
     ("damaged config", lambda: write("model/config.json", b"{"), "info model", 1, "not valid JSON"),
@@ -329,7 +329,7 @@ MISTAKES = [
     ("unknown class", change_config(estimator={"class": "X"}), "sample model o.npy", 1, "'X'"),
     ("truncated weights", cut_weights(200), "info model", 1, "truncated"),
     ("damaged weights", lambda: write("model/model.safetensors", bytes(2000)), "info model", 1, "corrupted"),
-    ("weights gone", lambda: Path("model/model.safetensors").unlink(), "info model", 1, "no such file"),
+    ("weights gone", lambda: Path("model/model.safetensors").unlink(), "info model", 1, "error: model/model.s"),
     ("several modalities", several_modalities, "sample model o.npy", 1, "MMVRBM.*use the Python interface"),
     ("a machine alone", machine_alone, "sample model o.npy", 1, "BoltzmannMachine, which has no method 'sample'"),
     ("classes of no classifier", None, "predict model data.npy o.npy", 1, "MVRBM, which has no method 'predict'"),
@@ -576,6 +576,14 @@ def test_log_checkpoints_and_resuming(mvrbm):
     rows = [[line.split(",")[:4] for line in Path(name).read_text().splitlines()] for name in ("whole.csv", "half.csv")]
     assert rows[0] == rows[1]
     assert len(rows[0]) == 5
+
+
+def test_resuming_a_longer_run_is_noted(mvrbm):
+    command = "train data.npy --hidden 2x2 --out new --quiet --checkpoints run"
+    assert ok(mvrbm(f"{command} --epochs 3"))
+    code, _, err = mvrbm(f"{command} --epochs 2 --resume")
+    assert (code, err) == (0, "note: --epochs 2 has no effect because the run was already trained for 3 epochs\n")
+    assert mvrbm(f"{command} --epochs 4 --resume")[2] == ""
 
 
 def test_checkpoints_of_another_machine_raise(mvrbm):

@@ -101,6 +101,12 @@ def test_recipes_have_the_names_of_python():
     assert {recipe.value for recipe in Recipe} == set(RECIPES)
 
 
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "mixture"])
+def test_defaults_are_shown_in_brackets(command):
+    for each in COMMANDS[command].params:
+        assert "Default:" not in (getattr(each, "help", None) or "")
+
+
 # Options that every command must declare in the same way: short and long names, default and help.
 SHARED = ["seed", "device", "force", "as_json", "quiet", "data_dir", "rows", "missing_nan", "save"]
 
@@ -131,7 +137,9 @@ def test_help_fits_on_a_screen_and_has_an_example(mvrbm, place, command):
     code, out, err = mvrbm(command, "--help")
     assert (code, err) == (0, "")
     assert len(out.splitlines()) <= SCREEN
-    example = out.split("Example:\n")[1].split("\n")[0].strip()
+    line = out.split("Example:\n")[1].split("\n")[0]
+    assert line == line.rstrip()
+    example = line.strip()
     assert example.startswith(f"mvrbm {command}")
     GROUP.make_context("mvrbm", example.split()[1:])
 

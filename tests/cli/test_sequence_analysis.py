@@ -86,6 +86,7 @@ def test_mutations_are_listed_with_their_effects(place, capsys, given):
     [
         (["contacts", "model", "OUT.txt"], "must end in .csv"),
         (["contacts", "model", "OUT.csv", "--plot", "map.gif"], "must end in .png, .svg or .pdf"),
+        (["contacts", "model", "OUT.csv", "--separation", "26"], "--separation 26 excludes all pairs of sites because"),
         (["contacts", "model", "OUT.csv", "--threshold", "6"], "has no effect without --distances"),
         (["contacts", "model", "OUT.csv", "--distances", "few.fasta"], "few.fasta, line 1: expected numbers"),
         (["contacts", "model", "OUT.csv", "--distances", "none.txt"], "none.txt: no such file"),

@@ -160,7 +160,7 @@ ERRORS = [
     (["train", "unequal.fasta", "--out", "new"], "line 3, sequence 'b' has 2 sites, but the first sequence has 3", 1),
     (["train", "family.fasta", "--out", "new", "--alphabet", "dna"], "is not a letter of the dna alphabet", 1),
     (["train", "family.fasta", "--out", "new", "--alphabet", "A"], "alphabet must be one of", 1),
-    (["train", "family.fasta", "--out", "new", "--identity", "80"], "expected a fraction such as 0.8, or none", 2),
+    (["train", "family.fasta", "--out", "new", "--identity", "80"], "'--identity': expected a fraction from 0 to 1", 2),
     (["train", "family.fasta", "--out", "model"], "model already exists; use --force", 1),
     (["sample", "model", "--out", "family.fasta"], "family.fasta already exists; use --force to replace it", 1),
     (["sample", "model", "--out", "new.fasta", "--fixed", "A?"], "error: --fixed must have one character for each", 1),

@@ -382,6 +382,18 @@ REFUSED = [
     ("unknown hidden unit", lambda: MVRBM(hidden="logistic").fit(IMAGES), "hidden must be one of"),
     ("unknown coupling", lambda: MVRBM(coupling="svd:3").fit(IMAGES), "coupling must be one of"),
     ("a number as coupling", lambda: MVRBM(coupling=3).fit(IMAGES), "coupling must be a coupling such as Dense"),
+    ("no Gibbs steps", lambda: MVRBM(gibbs_steps=0).fit(IMAGES), "^gibbs_steps must be a whole number of at least 1"),
+    ("text as rank", lambda: MVRBM(rank="a").fit(IMAGES), "^rank must be a whole number of at least 1, got 'a'"),
+    (
+        "an enormous rank",
+        lambda: MVRBM((2, 3), rank=100_000).fit(IMAGES),
+        r"^rank must be at most 12 for a Kronecker coupling from \(6, 4\) to \(2, 3\), got 100,000",
+    ),
+    (
+        "text as shape",
+        lambda: MVRBM("4x4").fit(IMAGES),
+        r"^hidden_shape must contain only integers, such as \(4, 4\), got '4x4'$",
+    ),
     ("chains without persistence", lambda: MVRBM(n_chains=5).fit(IMAGES), "n_chains requires persistent chains"),
     ("unknown negative phase", lambda: MVRBM(negative="gibbs").fit(IMAGES), "negative must be one of"),
     ("no Gibbs steps", lambda: MVRBM(gibbs_steps=0).fit(IMAGES), "steps"),

@@ -82,7 +82,7 @@ _SETTINGS: Any = {
 
 
 def _example(command: str) -> str:
-    return f"\b\nExample:\n  mvrbm {command}"
+    return f"\b\nExample:\n  mvrbm {command.rstrip()}"
 
 
 app = typer.Typer(name="mvrbm", help=_HELP, epilog=_example("train mnist-5k --hidden 25x25 --out model/"), **_SETTINGS)

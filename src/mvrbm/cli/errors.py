@@ -18,6 +18,8 @@ _OPTIONS = {
     "MVRBMImputer": "mvrbm impute",
     "method of": "--method of",
     "damage must": "--damage must",
+    "n_chains requires": "--chains requires",
+    "negative='pcd' or negative='tempered'": "--negative pcd or tempered",
     "dayfirst=True": "--day-first",
     "dayfirst=False": "--month-first",
 }

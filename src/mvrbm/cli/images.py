@@ -26,30 +26,26 @@ Configuration = StrEnum("Configuration", {"STAGES": "stages", "FINE_TUNED": "fin
 DenoiserKind = StrEnum("DenoiserKind", ["COLOR", "GRAY", "SALT", "JPEG"])
 
 _MODEL_HELP = (
-    "Folder of a photo denoiser saved by denoise-train, or of a model trained on clean images similar to INPUT. "
-    "Default: the pretrained photo denoiser."
+    "Folder of a photo denoiser saved by denoise-train, or of a model trained on clean images similar to INPUT."
 )
-_NOISE_HELP = "Type of noise. Default: detected automatically for photographs, or salt-and-pepper with --model."
+_NOISE_HELP = "Type of noise."
 _LEVEL_HELP = (
     "Noise level: the fraction of corrupted pixels for salt-and-pepper noise, or the standard deviation for Gaussian "
-    "noise, where white is 1. Default: estimated from the images."
+    "noise, where white is 1."
 )
-_METHOD_HELP = "Inference method. Only for models other than photo denoisers. Default: mean-field."
-_ROUNDS_HELP = "Number of mean-field iterations. Default: 5."
-_STEPS_HELP = "Number of Gibbs steps to average over. Default: 100."
-_BURN_IN_HELP = "Number of Gibbs steps before averaging. Default: 20."
-_STRIDE_HELP = (
-    "Distance between patches in pixels, for images larger than the model's training images. Default: a quarter of the "
-    "shorter side of a training image."
-)
+_METHOD_HELP = "Inference method. Only for models other than photo denoisers."
+_ROUNDS_HELP = "Number of mean-field iterations."
+_STEPS_HELP = "Number of Gibbs steps to average over."
+_BURN_IN_HELP = "Number of Gibbs steps before averaging."
+_STRIDE_HELP = "Distance between patches in pixels, for images larger than the model's training images."
 _ENSEMBLE_HELP = (
     "Average the results for all flips and rotations of the image, which takes eight times as long. Only for models "
     "trained with --configuration fine-tuned or paper."
 )
-_RESOLVER_HELP = "Folder of a model saved by superres-train. Default: the pretrained model for --scale."
+_RESOLVER_HELP = "Folder of a model saved by superres-train."
 _CLEANUP_HELP = "Enlarge the image without removing noise and JPEG artifacts first."
-_STRENGTH_HELP = "Factor that multiplies the estimated levels of noise and JPEG artifacts. Default: 1."
-_JPEG_HELP = "JPEG quality with which the image was compressed. Default: read from IN if it is a JPEG file."
+_STRENGTH_HELP = "Factor that multiplies the estimated levels of noise and JPEG artifacts."
+_JPEG_HELP = "JPEG quality with which the image was compressed."
 _CONFIGURATION_HELP = (
     "stages: the architecture of the pretrained models. fine-tuned: a single machine, trained by contrastive "
     "divergence and backpropagation. paper: the machine in the paper, trained by contrastive divergence."
@@ -57,18 +53,15 @@ _CONFIGURATION_HELP = (
 _PATCH_HELP = "Side length of a patch in the enlarged image. Repeat the option to use several stages."
 _SHAPE_HELP = "Shape of the hidden layer in each stage, such as 24x24."
 _RANK_HELP = "Number of Kronecker products in each weight matrix."
-_PATCHES_HELP = "Number of patches for contrastive divergence. Only for fine-tuned and paper. Default: 10000."
-_EPOCHS_HELP = "Number of epochs of contrastive divergence. Only for fine-tuned and paper. Default: set by the recipe."
-_RECIPE_HELP = "Training recipe for contrastive divergence. Only for fine-tuned and paper. Default: default."
-_TUNING_PATCHES_HELP = (
-    "Number of patches for backpropagation through the first stage, or 0 to skip this step. Default: 100000, or 0 for "
-    "paper."
-)
+_PATCHES_HELP = "Number of patches for contrastive divergence. Only for fine-tuned and paper."
+_EPOCHS_HELP = "Number of epochs of contrastive divergence. Only for fine-tuned and paper."
+_RECIPE_HELP = "Training recipe for contrastive divergence. Only for fine-tuned and paper."
+_TUNING_PATCHES_HELP = "Number of patches for backpropagation through the first stage, or 0 to skip it."
 _CROPS_HELP = (
-    "Number of image crops for backpropagation through all stages, or 0 to skip this step. More crops and epochs give "
-    "better results but take longer. Default: 2000"
+    "Number of image crops for backpropagation through all stages, or 0 to skip this step. More crops and epochs take "
+    "longer, but give better results."
 )
-_TUNING_EPOCHS_HELP = "Number of epochs of backpropagation. Default: 15 for patches, 6 for crops."
+_TUNING_EPOCHS_HELP = "Number of epochs of backpropagation."
 
 
 # -- denoising --------------------------------------------------------------------------------------
@@ -77,14 +70,21 @@ _TUNING_EPOCHS_HELP = "Number of epochs of backpropagation. Default: 15 for patc
 def denoise(
     source: opt.Input,
     out: opt.ImagesOut,
-    model_folder: Annotated[Path | None, opt.new(_MODEL_HELP, "--model")] = None,
-    noise: Annotated[NoiseKind | None, opt.new(_NOISE_HELP)] = None,
-    level: Annotated[float | None, opt.new(_LEVEL_HELP, min=0)] = None,
-    method: Annotated[Method | None, opt.new(_METHOD_HELP)] = None,
-    rounds: Annotated[int | None, opt.new(_ROUNDS_HELP, min=1)] = None,
-    steps: Annotated[int | None, opt.new(_STEPS_HELP, min=1)] = None,
-    burn_in: Annotated[int | None, opt.new(_BURN_IN_HELP, min=0)] = None,
-    stride: Annotated[int | None, opt.new(_STRIDE_HELP, min=1)] = None,
+    model_folder: Annotated[
+        Path | None, opt.new(_MODEL_HELP, "--model", default="the pretrained photo denoiser")
+    ] = None,
+    noise: Annotated[
+        NoiseKind | None,
+        opt.new(_NOISE_HELP, default="detected automatically for photographs, or salt-and-pepper with --model"),
+    ] = None,
+    level: Annotated[float | None, opt.new(_LEVEL_HELP, default="estimated from the images", min=0)] = None,
+    method: Annotated[Method | None, opt.new(_METHOD_HELP, default="mean-field")] = None,
+    rounds: Annotated[int | None, opt.new(_ROUNDS_HELP, default="5", min=1)] = None,
+    steps: Annotated[int | None, opt.new(_STEPS_HELP, default="100", min=1)] = None,
+    burn_in: Annotated[int | None, opt.new(_BURN_IN_HELP, default="20", min=0)] = None,
+    stride: Annotated[
+        int | None, opt.new(_STRIDE_HELP, default="a quarter of the shorter side of a training image", min=1)
+    ] = None,
     rows: opt.Rows = None,
     columns: opt.Columns = None,
     seed: opt.Seed = 0,
@@ -257,8 +257,10 @@ def denoise_train(
         DenoiserKind,
         typer.Option(help="Type of noise: Gaussian on color or gray images, salt-and-pepper, or JPEG artifacts."),
     ] = DenoiserKind.COLOR,
-    tuning_crops: Annotated[int | None, opt.new(f"{_CROPS_HELP}.", min=0)] = None,
-    tuning_epochs: Annotated[int | None, opt.new(_TUNING_EPOCHS_HELP, min=1)] = None,
+    tuning_crops: Annotated[int | None, opt.new(_CROPS_HELP, default="2000", min=0)] = None,
+    tuning_epochs: Annotated[
+        int | None, opt.new(_TUNING_EPOCHS_HELP, default="15 for patches, 6 for crops", min=1)
+    ] = None,
     checkpoints: resuming.Folder = None,
     resume: resuming.Resume = False,
     ignore_mismatch: resuming.IgnoreMismatch = False,
@@ -348,12 +350,16 @@ def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
 def superres(
     source: Annotated[Path, opt.argument("IN", "An image file.")],
     out: Annotated[Path, opt.argument("OUT", "A .png, .jpg, .tif, .webp or .bmp file.")],
-    scale: Annotated[Scale | None, opt.new("Enlargement factor for each side. Default: set by --model, or 2.")] = None,
-    model_folder: Annotated[Path | None, opt.new(_RESOLVER_HELP, "--model")] = None,
+    scale: Annotated[Scale | None, opt.new("Enlargement factor for each side.", default="set by --model, or 2")] = None,
+    model_folder: Annotated[
+        Path | None, opt.new(_RESOLVER_HELP, "--model", default="the pretrained model for --scale")
+    ] = None,
     self_ensemble: Annotated[bool, opt.new(_ENSEMBLE_HELP, "--self-ensemble")] = False,
     no_cleanup: Annotated[bool, opt.new(_CLEANUP_HELP, "--no-cleanup")] = False,
-    jpeg: Annotated[int | None, opt.new(_JPEG_HELP, min=1, max=100)] = None,
-    strength: Annotated[float | None, opt.new(_STRENGTH_HELP, min=0, max=4)] = None,
+    jpeg: Annotated[
+        int | None, opt.new(_JPEG_HELP, default="read from IN if it is a JPEG file", min=1, max=100)
+    ] = None,
+    strength: Annotated[float | None, opt.new(_STRENGTH_HELP, default="1", min=0, max=4)] = None,
     device: opt.Where = opt.Device.AUTO,
     force: opt.Force = False,
     as_json: opt.AsJson = False,
@@ -419,12 +425,18 @@ def superres_train(
     patch: Annotated[list[int] | None, opt.new(_PATCH_HELP, min=1)] = None,
     hidden: Annotated[opt.Shape | None, opt.new(_SHAPE_HELP, **opt.SHAPE)] = None,
     rank: Annotated[int | None, opt.new(_RANK_HELP, min=1)] = None,
-    patches: Annotated[int | None, opt.new(_PATCHES_HELP, min=1)] = None,
-    epochs: Annotated[int | None, opt.new(_EPOCHS_HELP, min=1)] = None,
-    recipe: Annotated[opt.Recipe | None, opt.new(_RECIPE_HELP)] = None,
-    tuning_patches: Annotated[int | None, opt.new(_TUNING_PATCHES_HELP, min=0)] = None,
-    tuning_crops: Annotated[int | None, opt.new(f"{_CROPS_HELP}, or 0 for fine-tuned and paper.", min=0)] = None,
-    tuning_epochs: Annotated[int | None, opt.new(_TUNING_EPOCHS_HELP, min=1)] = None,
+    patches: Annotated[int | None, opt.new(_PATCHES_HELP, default="10000", min=1)] = None,
+    epochs: Annotated[int | None, opt.new(_EPOCHS_HELP, default="set by the recipe", min=1)] = None,
+    recipe: Annotated[opt.Recipe | None, opt.new(_RECIPE_HELP, default="default")] = None,
+    tuning_patches: Annotated[
+        int | None, opt.new(_TUNING_PATCHES_HELP, default="100000, or 0 for paper", min=0)
+    ] = None,
+    tuning_crops: Annotated[
+        int | None, opt.new(_CROPS_HELP, default="2000, or 0 for fine-tuned and paper", min=0)
+    ] = None,
+    tuning_epochs: Annotated[
+        int | None, opt.new(_TUNING_EPOCHS_HELP, default="15 for patches, 6 for crops", min=1)
+    ] = None,
     checkpoints: resuming.Folder = None,
     resume: resuming.Resume = False,
     ignore_mismatch: resuming.IgnoreMismatch = False,

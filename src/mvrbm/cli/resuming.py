@@ -41,6 +41,12 @@ def fit(model: Any, *data: Any, **arguments: Any) -> tuple[float, BaseException 
     return time.perf_counter() - began, None
 
 
+def note_trained(resumed: bool, epochs: int | None, trained: int) -> None:
+    """Print a note if a resumed run had already trained for more epochs than the option --epochs requests."""
+    if resumed and epochs is not None and trained > epochs:
+        opt.note(f"--epochs {epochs} has no effect because the run was already trained for {trained:,} epochs")
+
+
 @dataclass(frozen=True)
 class Resuming:
     """Options that specify how a training command handles the results of an earlier run."""

@@ -40,6 +40,10 @@ def contacts(
     from mvrbm.io.distances import read_distances
     from mvrbm.sequences import contact_map, contact_precision, plot_contact_map, ranked_pairs
 
+    if separation >= model.n_sites_ - 1:
+        raise ValueError(
+            f"--separation {separation} excludes all pairs of sites because the sequences have {model.n_sites_:,} sites"
+        )
     known = None if distances is None else read_distances(distances, model.n_sites_)
     scores = contact_map(model, sequences)
     first, second = ranked_pairs(scores, separation=separation)

@@ -60,7 +60,8 @@ def parse_identity(value: str) -> float | None:
     except ValueError:
         found = -1.0
     if found is not None and not 0 <= found <= 1:
-        raise typer.BadParameter(f"expected a fraction such as 0.8, or none, got {value!r}")
+        reason = f"expected a fraction from 0 to 1, such as 0.8, or none, got {value!r}"
+        raise typer.BadParameter(reason, param_hint="'--identity'")
     return found
 
 
@@ -146,6 +147,7 @@ def train(
         f"{model.n_epochs_:,} {'epoch' if model.n_epochs_ == 1 else 'epochs'} in {seconds:.1f} s"
     )
     opt.show(result, as_json, text)
+    resuming.note_trained(resumed, epochs, model.n_epochs_)
     if interrupt is not None:
         raise run.interrupted(f" after {model.n_updates_:,} updates", interrupt, saved=True)
 

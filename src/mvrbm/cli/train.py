@@ -147,6 +147,7 @@ def train(
     leave()
     if world.is_main:
         opt.show({**outcome.result, "resumed": resumed}, as_json, outcome.text)
+        resuming.note_trained(resumed and init is None, epochs, outcome.result.get("epochs", 0))
     if outcome.interrupt is not None:
         raise run.interrupted(f" after {outcome.result['updates']:,} updates", outcome.interrupt, saved=True)
 

@@ -20,7 +20,7 @@ from mvrbm.units.base import unit_class
 from mvrbm.updates.negative import CD, PCD, TemperedPCD
 from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.updates.step import check_hidden_memory
-from mvrbm.validation import choice
+from mvrbm.validation import choice, whole_number
 
 #: Negative phase for each value of the parameter `negative`.
 NEGATIVE_PHASES = {"cd": CD, "pcd": PCD, "tempered": TemperedPCD}
@@ -57,6 +57,8 @@ class TrainingParameters:
             phase = NEGATIVE_PHASES[choice(self.negative, "negative", NEGATIVE_PHASES)]()
         if self.n_chains is not None and not phase.chain_shape:
             raise ValueError("n_chains requires persistent chains; use negative='pcd' or negative='tempered'")
+        if self.gibbs_steps is not None:
+            whole_number(self.gibbs_steps, "gibbs_steps")
         phase = dataclasses.replace(phase, **without_none({"n_chains": self.n_chains, "steps": self.gibbs_steps}))
         given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
         return dataclasses.replace(recipe, negative=phase, **without_none(given))

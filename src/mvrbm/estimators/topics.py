@@ -257,7 +257,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
             batch_size=self.batch_size,
             learning_rate=rate,
             prior_precision=_PRECISION,
-            negative=CD(self.gibbs_steps),
+            negative=CD(whole_number(self.gibbs_steps, "gibbs_steps")),
         )
         optimizer = functools.partial(Adam, lr=rate, betas=_ADAM_BETAS)
         seed = seed_of(self.random_state)
