@@ -296,6 +296,23 @@ def test_numbers_can_be_read_as_text(tmp_path):
     assert frame["code"].isna().tolist() == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1,5;2\n2,5;3\n", [1.5, 2.5]),
+        ('"length\n(m, cm)";b\n1,5;2\nNA;3\n', [1.5, np.nan]),
+        ("a\tb\n1\t2\n-2,5e1\t3\n", [1.0, -25.0]),
+        ("a;b\n1,5;2\n2.5;3\n", ["1,5", "2.5"]),
+        ('a,b\n"1,500",2\n"2,500",3\n', ["1,500", "2,500"]),
+    ],
+)
+def test_decimal_commas(tmp_path, text, values):
+    (tmp_path / "t.csv").write_text(text)
+    frame = tables.read_table(tmp_path / "t.csv")
+    assert frame.shape == (2, 2)
+    assert list(frame.iloc[:, 0]) == pytest.approx(values, nan_ok=True)
+
+
 def test_a_column_of_a_large_file_has_one_type(tmp_path):
     """Without low_memory=False, pandas would read the first 524,288 fields as numbers, and "01" as 1."""
     (tmp_path / "t.csv").write_text("code\n" + "01\n" * 600_000 + "A\n")

@@ -18,7 +18,8 @@ _MARKERS = "|#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/
 MISSING = frozenset(_MARKERS.split("|"))
 _SEPARATORS = ",;\t"
 _QUOTED = re.compile(r'"(?:[^"]|"")*+"')
-_FIRST_LINE = re.compile(r"\s*+([^\r\n]*)")
+# Maximum number of characters in which to look for separators.
+_LONGEST_HEADER = 2**20
 _BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -73,8 +74,7 @@ class Dialect(NamedTuple):
 
 def _separator(text: str) -> str:
     """Return the most frequent separator in the first line, ignoring decimal commas and quoted fields."""
-    match = _FIRST_LINE.match(text)
-    line = _QUOTED.sub("", match[1]) if match else ""
+    line = _QUOTED.sub("", text[:_LONGEST_HEADER].strip()).partition("\n")[0]
     for separator in _SEPARATORS[1:]:
         if separator in line and all(is_number(field, separator) for field in line.split(separator)):
             return separator
