@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mvrbm import RandomSource
-from mvrbm.estimators.imputer.factor_analysis import Factors, fit_factors
+from mvrbm.estimators.imputer.factor_analysis import Factors, fit_factors, moments
 from mvrbm.sampling import conditional_mean
 
 
@@ -100,3 +100,14 @@ def test_every_step_raises_the_likelihood(share):
     found = [log_likelihood(fit_factors(torch.where(known, x, 0.0), known, 2, steps)) for steps in (1, 4, 16)]
     assert all(later > earlier - 0.5 for earlier, later in itertools.pairwise(found))  # a prior counts one sample
     assert found[-1] > log_likelihood(truth) - 20  # as likely as the truth, which it does not know
+
+
+def test_variances_of_constant_and_almost_constant_entries_are_replaced():
+    x = torch.zeros(400, 5).double()
+    x[:, :3] = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
+    x[0, 3] = 1.0  # in one of 400 samples
+    x[:, 4] = 0.1  # its variance is a rounding error
+    variances = moments(x, torch.ones(x.shape, dtype=torch.bool))[1]
+    torch.testing.assert_close(variances[:3], x[:, :3].var(0, correction=0))
+    assert float(variances[4]) in variances[:3].tolist()  # the median variance
+    assert float(variances[3]) == pytest.approx(0.1 * float(variances[4]))

@@ -25,6 +25,9 @@ from mvrbm.units import Gaussian
 _TOLERANCE = 1e-4
 # Minimum noise variance, as a fraction of the variance of an entry.
 _LEAST_NOISE = 1e-3
+# Minimum variance used to standardize an entry, as a fraction of the median variance. The data is in units of the
+# largest deviations, in which only entries that are constant in almost all samples have a smaller variance.
+_LEAST_VARIANCE = 0.1
 # Standard deviations up to this fraction of the mean are rounding errors of constant entries.
 _ROUNDING = 1e-12
 # Smallest eigenvalue of a covariance matrix that is written as a factor model, relative to the largest one.
@@ -255,13 +258,16 @@ def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factor
 
 
 def moments(x: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Return means and variances of the known entries, of shape (D,). Constant entries get the median variance."""
+    """Return means and variances of the known entries, of shape (D,).
+
+    Constant entries get the median variance. Other small variances are replaced with a tenth of it.
+    """
     count = known.sum(0).clamp(min=1)
     center = (x.double() * known).sum(0) / count
     variance = ((x - center) ** 2 * known).sum(0) / count
     varying = variance > (_ROUNDING * center) ** 2
     other = variance[varying].median() if bool(varying.any()) else variance.new_tensor(1.0)
-    return center.to(x), torch.where(varying, variance, other).to(x)
+    return center.to(x), torch.where(varying, variance.clamp(min=_LEAST_VARIANCE * other), other).to(x)
 
 
 def _rows_with_same_moments(z: Tensor) -> Tensor:
