@@ -30,11 +30,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mvrbm.backends.base import UpdateSettings
-from mvrbm.couplings.base import squared_norms
+from mvrbm.couplings.base import product_gains, squared_norms
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.updates.negative import CD, PCD, NegativePhase
 from mvrbm.updates.state import TrainState
@@ -196,14 +195,12 @@ class Layout:
 
 def factor_gains(layers: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Return the gains of all factors in all layers as one list, with the same values as `Coupling.gains`."""
-    gains = []
+    gains = list[Tensor]()
     for factors in layers:
         if len(factors) == 1:  # no norms needed: the product over the other factors is empty
             gains.append(factors[0].new_full((), len(factors[0])))
-            continue
-        norms = torch.stack([squared_norms(factor) for factor in factors])  # (D, R)
-        for mode in range(len(factors)):
-            gains.append(torch.cat([norms[:mode], norms[mode + 1 :]]).prod(0).sum())
+        else:
+            gains += product_gains([squared_norms(factor) for factor in factors])
     return gains
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import re
@@ -286,6 +287,15 @@ def squared_norms(matrices: Tensor) -> Tensor:
     gram = wide @ wide.mT
     norms: Tensor = torch.linalg.vector_norm(gram @ gram, dim=(-2, -1))
     return norms.sqrt()
+
+
+def product_gains(norms: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gain of each factor of a sum of products: the product of the other norms, summed over the terms.
+
+    `norms` contains the squared norms of each factor, of shape (R,).
+    """
+    others = [[*norms[:mode], *norms[mode + 1 :]] or [torch.ones_like(norms[mode])] for mode in range(len(norms))]
+    return [functools.reduce(torch.mul, each).sum() for each in others]
 
 
 def _norm_kernels(matrices: Tensor) -> ModuleType | None:

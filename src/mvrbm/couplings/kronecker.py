@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import DEFAULT_STD, Chain, Coupling, center, equalize_norms, same_order, squared_norms
+from mvrbm.couplings.base import (
+    DEFAULT_STD,
+    Chain,
+    Coupling,
+    center,
+    equalize_norms,
+    product_gains,
+    same_order,
+    squared_norms,
+)
 from mvrbm.random import RandomSource
 from mvrbm.validation import whole_number
 
@@ -121,13 +130,8 @@ class Kronecker(Chain):
 
     def gains(self) -> dict[str, Tensor]:
         """Return the gain of each factor: the product of the other factors' squared norms, summed over terms."""
-        norms = [squared_norms(factor) for factor in self.factors]  # (R,) each
-        gains = {}
-        for mode, factor in enumerate(self.factors):
-            if factor.requires_grad:
-                others = norms[:mode] + norms[mode + 1 :] or [torch.ones_like(norms[mode])]
-                gains[f"factors.{mode}"] = functools.reduce(torch.mul, others).sum()
-        return gains
+        gains = product_gains([squared_norms(factor) for factor in self.factors])
+        return {f"factors.{mode}": gains[mode] for mode, factor in enumerate(self.factors) if factor.requires_grad}
 
     def dense(self) -> Tensor:
         # With the modes ordered k_1, i_1, .., k_D, i_D, W is a sum of outer products, computed as one matrix product.
