@@ -156,7 +156,13 @@ MISTAKES = [
     ),
     ("truncated idx", lambda: write("x.idx", IDX[:-1]), TRAIN.format("x.idx"), 1, "truncated"),
     ("truncated idx.gz", lambda: write("x.gz", gzip.compress(IDX)[:-5]), TRAIN.format("x.gz"), 1, "truncated"),
-    ("idx of wrong magic", lambda: write("x.idx", b"\1\2" + IDX[2:]), TRAIN.format("x.idx"), 1, "not an idx file"),
+    (
+        "idx of wrong magic",
+        lambda: write("x-idx3-ubyte", b"\1" + IDX[1:]),
+        TRAIN.format("x-idx3-ubyte"),
+        1,
+        "not an idx file",
+    ),
     (
         "idx with bytes after it",
         lambda: write("x.idx", IDX + b"x"),

@@ -183,7 +183,9 @@ def test_samples_that_are_no_images_are_an_error_before_computing(place, mistake
 
 
 def test_labels_and_samples_need_separate_files(mistake):
-    mistake(None, "sample named a.npy --labels-out ./a.npy", 2, "--labels-out a.npy is the same file as OUT")
+    mistake(
+        None, "sample named a.npy --labels-out ./a.npy", 2, "OUT and --labels-out must be different files, got a.npy"
+    )
 
 
 def test_models_with_commands_of_their_own_name_them(mvrbm, place):

@@ -163,8 +163,7 @@ def sample(
     opt.check_columns(columns, out)
     if labels_out is not None:
         opt.check_out(labels_out, force, images=False)
-        if labels_out.resolve() == out.resolve():
-            raise UsageError(f"--labels-out {labels_out} is the same file as OUT; choose another file")
+        opt.check_different({"OUT": out, "--labels-out": labels_out})
     model = opt.load_model(model_folder, device, "sample", seed)
     opt.check_pictures(out, model.visible_shape_)
     if _is_exact(model):
