@@ -298,8 +298,8 @@ REFUSED = [  # (what, the call, what the message has to say)
         ["n_chains", "at least 1"],
     ),
     # noise
-    ("a negative seed", lambda: RandomSource(-1), ["seed", "0 to 2**63", "-1"]),
-    ("a seed too large", lambda: RandomSource(2**63), ["seed", "0 to 2**63"]),
+    ("a negative seed", lambda: RandomSource(-1), ["seed", f"0 to {2**63 - 1:,}", "-1"]),
+    ("a seed too large", lambda: RandomSource(2**63), ["seed", f"0 to {2**63 - 1:,}"]),
     ("no stream", lambda: RandomSource(0).split(0), ["count", "at least 1", "0"]),
     # documents
     ("half a word", lambda: documents(torch.tensor([[0.5, 1.0]])), ["nonnegative integers", "(1, 2)"]),

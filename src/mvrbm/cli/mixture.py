@@ -9,7 +9,7 @@ from mvrbm.cli import resuming
 
 _COMPONENTS_HELP = "Number of components, or auto to choose it by the likelihood of held-out samples."
 _CONTRASTS_HELP = "Number of contrasts per component."
-_GATE_HELP = "Let each coefficient be a mixture of three Gaussians, or a single Gaussian. Default: auto."
+_GATE_HELP = "Let each coefficient be a mixture of three Gaussians, or a single Gaussian."
 _LEVEL_HELP = "Model the mean over the entries of a sample separately. This suits images and signals with an offset."
 _SHAPE_HELP = "Shape of a sample, if the input contains rows of features."
 _EPOCHS_DEFAULT = "15 to 200, fewer for more samples"

@@ -197,7 +197,7 @@ OTHERS = {
     "dense, no sample": Case({"x": lambda: B(37)}, lambda: B(17), [Dense()], PERSISTENT, (0, 0)),
     "dense, centered": Case({"x": lambda: B(37), "y": lambda: G(3)}, lambda: B(17), [Dense(), Dense()], CENTERED),
     "dense, large": Case({"x": lambda: B(401)}, lambda: B(199), [Dense()], PERSISTENT, (90,)),
-    "order 1": Case({"x": lambda: B(6)}, lambda: B(4), [3], PAPER),
+    "order 1": Case({"x": lambda: B(6)}, lambda: B(4), [1], PAPER),
     "order 3": Case({"x": lambda: B((3, 4, 5))}, lambda: B((4, 2, 3)), [1]),
     "order 3, rank 2": Case({"x": lambda: G((3, 4, 5))}, lambda: B((2, 4, 3)), [2], PERSISTENT),
     "order 4": Case({"x": lambda: B((3, 2, 1, 3))}, lambda: B((2, 3, 2, 1)), [3], PAPER),
