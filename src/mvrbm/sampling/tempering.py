@@ -240,6 +240,10 @@ class ParallelTempering:
                 raise ValueError("mask requires init, because the mask marks which entries of init are known")
             start = TemperedPath(machine, self.center).base_sample(n_chains * len(ladder), rng)
         else:
+            if mask is not None:  # without a mask, a CUDA graph may be recording, which cannot read tensors
+                masks = machine.as_masks(mask, machine.as_layers(init, check=check, values=False))
+                if not any(held is not None and bool(held.any()) for held in masks.values()):
+                    mask = None  # unlike `gibbs`, accept a mask that is False everywhere
             layers, masks = start_chains(machine, init, mask, check=check)
             check_count(layers, n_chains, "n_chains")
             start = _repeated(layers, len(ladder))
