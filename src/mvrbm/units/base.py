@@ -427,3 +427,10 @@ def average(values: Tensor, weights: Tensor | None) -> Tensor:
 def sum_sites(values: Tensor) -> Tensor:
     r"""Sum over the sites of each sample: (n, \*site_shape) -> (n,)."""
     return values.reshape(values.shape[0], -1).sum(1)  # `len` would become a constant in exported ONNX files
+
+
+def pick(probabilities: Tensor, number: Tensor) -> Tensor:
+    """Sample from each row of probabilities by inverse transform sampling: (..., m), (..., 1) -> (..., 1)."""
+    state = (number >= probabilities.cumsum(-1)).sum(-1, keepdim=True)
+    # Rounding can leave the last cumulative sum slightly below 1.
+    return state.clamp_(max=probabilities.shape[-1] - 1)

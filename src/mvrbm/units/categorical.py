@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.random import RandomSource
-from mvrbm.units.base import Alternatives, Unit
+from mvrbm.units.base import Alternatives, Unit, pick
 
 
 class Categorical(Unit):
@@ -121,10 +121,3 @@ class Categorical(Unit):
         shares = value.T  # (k, n)
         values = categories[:, None].expand(-1, len(value), -1)
         return Alternatives(values, torch.zeros_like(shares), shares)
-
-
-def pick(probabilities: Tensor, number: Tensor) -> Tensor:
-    """Sample from each row of probabilities by inverse transform sampling: (..., m), (..., 1) -> (..., 1)."""
-    state = (number >= probabilities.cumsum(-1)).sum(-1, keepdim=True)
-    # Rounding can leave the last cumulative sum slightly below 1.
-    return state.clamp_(max=probabilities.shape[-1] - 1)

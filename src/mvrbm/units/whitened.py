@@ -15,8 +15,7 @@ from torch.nn.functional import log_softmax
 
 from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
-from mvrbm.units.base import Alternatives, Unit, average
-from mvrbm.units.categorical import pick as pick  # estimators import it from here
+from mvrbm.units.base import Alternatives, Unit, average, pick
 from mvrbm.validation import choice, whole_number
 
 #: Number of Gaussians that the gate of a coefficient mixes.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mvrbm.units.categorical import pick
+from mvrbm.units.base import pick
 
 
 def _draw_bernoulli(field: Tensor, numbers: Tensor, into: Tensor) -> None:

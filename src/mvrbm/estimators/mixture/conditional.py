@@ -17,7 +17,8 @@ from torch import Tensor
 
 from mvrbm.devices import one_thread
 from mvrbm.random import RandomSource
-from mvrbm.units.whitened import WhitenedMixture, mode_products, pick
+from mvrbm.units.base import pick
+from mvrbm.units.whitened import WhitenedMixture, mode_products
 
 # Maximum number of entries in the arrays of one batched factorization.
 _MOST_NUMBERS = 2**22

@@ -33,8 +33,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_machine, register, write_machine
 from mvrbm.units import Bernoulli, WhitenedMixture
-from mvrbm.units.base import LARGEST_PARAMETER
-from mvrbm.units.whitened import pick
+from mvrbm.units.base import LARGEST_PARAMETER, pick
 from mvrbm.validation import choice, number, truth_value, whole_number
 
 

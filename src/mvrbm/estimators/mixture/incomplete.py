@@ -12,7 +12,7 @@ from mvrbm.devices import threads_worth
 from mvrbm.estimators.mixture.conditional import Conditional, Patterns
 from mvrbm.random import RandomSource
 from mvrbm.units import WhitenedMixture
-from mvrbm.units.whitened import pick
+from mvrbm.units.base import pick
 
 
 class EqualRows(RandomSource):
