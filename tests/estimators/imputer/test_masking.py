@@ -74,3 +74,15 @@ def test_masks_of_two_samples_are_those_of_the_other_one():
         count += not bool((samples.held & known.flip(0)).any())
     # One mask in about 25 shows everything, and is replaced by a random one.
     assert count >= 14
+
+
+def test_entries_of_columns_with_few_missing_entries_are_held_out_too():
+    """About 38 per column. Masks of other rows alone would hide none to two of them."""
+    rng = np.random.default_rng(0)
+    known = torch.ones(2000, 3, dtype=torch.bool)
+    known[rng.integers(2000), 0] = known[rng.integers(2000), 1] = False
+    known[:, 2] = torch.from_numpy(rng.random(2000) > 0.3)
+    held = hold_out(torch.zeros(2000, 3), known, (3,), RandomSource(0)).held
+    assert (held.sum(0)[:2] >= 10).all()
+    complete = hold_out(torch.zeros(2000, 3), known | (torch.arange(3) == 1), (3,), RandomSource(0)).held
+    assert not complete[:, 1].any()

@@ -1,7 +1,7 @@
 """Masks that hide known entries, for model selection and for training the correction.
 
-If the data has missing entries, the entries that are missing in one sample are hidden in another sample. If the data is
-complete, the masks are random.
+If the data has missing entries, the entries that are missing in one sample are hidden in another sample, and random
+entries are hidden in columns of tables in which few entries are missing. If the data is complete, the masks are random.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _FEWEST_HELD = 50
 _MOST_HELD = 400
 #: Arrays with fewer samples are cut into rows along the last axis, in which entries are held out.
 FEW_SAMPLES = 10
-# Share of the entries in these rows to hide, if the masks of other rows hide fewer, and maximum number of masks to
-# combine.
+# Share of the entries to hide in these rows, and in columns of tables, if the masks of other rows hide fewer.
 _LEAST_HIDDEN = 0.1
+# Maximum number of masks to combine.
 _MOST_COPIES = 20
 # Number of consecutive samples that share a random mask, because each mask requires solving a linear system.
 _SAMPLES_PER_MASK = 20
@@ -94,6 +94,8 @@ def hold_out(x: Tensor, known: Tensor, shape: tuple[int, ...], rng: RandomSource
         shown = _shifted(patterns[others], rng)
     else:
         shown = masks_like_missing(patterns, others, shape, rng)
+    if patterns is not None and len(shape) == 1:
+        shown &= _enough_per_column(patterns, rng)
     if n > 1 and not bool((rows & chosen[:, None] & ~shown).any()):
         # All samples lack the same entries.
         shown = random_masks(n, shape, rng, torch.empty(0)).flatten(1)
@@ -115,6 +117,18 @@ def _shifted(masks: Tensor, rng: RandomSource) -> Tensor:
         shift = torch.floor(size * rng.uniform((len(masks), 1), torch.empty(0))).long()
         shown &= masks.gather(1, (torch.arange(size) + shift) % size)
     return shown
+
+
+def _enough_per_column(known: Tensor, rng: RandomSource) -> Tensor:
+    """Return masks that hide random entries of table columns in which few entries are missing.
+
+    Otherwise, models would be chosen by their errors in the columns in which most entries are missing. On average, the
+    masks hide at most one entry per row.
+    """
+    missing = (~known).double().mean(0)
+    lacking = missing > 0
+    share = torch.where(lacking, (min(_LEAST_HIDDEN, 1 / int(lacking.sum())) - missing).clamp(min=0), 0.0)
+    return rng.uniform(tuple(known.shape), share) >= share
 
 
 def missing_patterns(known: Tensor) -> Tensor | None:
