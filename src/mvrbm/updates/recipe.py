@@ -1,4 +1,4 @@
-"""Training settings, and the named recipes `default`, `generative`, `sequences` and `paper`."""
+"""Training settings, and the named recipes `default`, `generative` and `paper`."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class Recipe:
     prior_precision : float
         Precision (inverse variance) of a Gaussian prior on the factors: `prior_precision` divided by the number of
         training samples is added to `weight_decay`, so the penalty matters less the more data there is. With sample
-        weights, the effective number is used: (sum of weights) ** 2 / (sum of squared weights). If the length of the
-        data is unknown, no prior is applied.
+        weights, the number of samples is the effective number (sum of weights) ** 2 / (sum of squared weights). For
+        data of unknown length,
+        no prior is applied.
     negative : NegativePhase
         Sampling method for the negative phase: `CD`, `PCD` or `TemperedPCD`.
     std : float, optional
@@ -121,8 +122,20 @@ class Recipe:
             object.__setattr__(self, name, value)
 
     def config(self) -> dict[str, Any]:
-        """Return the settings as JSON-serializable values that can be passed to :meth:`from_config`."""
-        return {**asdict(self), "negative": {"kind": type(self.negative).__name__, **asdict(self.negative)}}
+        """Return the settings as JSON-serializable values that can be passed to :meth:`from_config`.
+
+        Settings that version 0.1 does not support are omitted if they have their default values, so version 0.1 can
+        read the result.
+        """
+        found = {**asdict(self), "negative": {"kind": type(self.negative).__name__, **asdict(self.negative)}}
+        added = {
+            "rate_factor": 1.0,
+            "largest_rate": 0.5,
+            "linear_decay": False,
+            "planned_updates": None,
+            "prior_precision": 0.0,
+        }
+        return {key: value for key, value in found.items() if key not in added or value != added[key]}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Recipe:
