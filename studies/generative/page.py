@@ -330,7 +330,7 @@ _COLUMNS = 16
 #: Captions of the figures by name; `{data}` is the first data set, and `{steps}` the number of Gibbs steps.
 CAPTIONS = {
     "nats-parameters": "The figure shows the median and the range of the test log-likelihood over training seeds for "
-    "the data set `{data}`, estimated by annealed importance sampling. The lines are published values for binarized "
+    "the `{data}` data set, estimated by annealed importance sampling. The lines are published values for binarized "
     "MNIST.",
     "nats-seconds": "Each point is a separate training run with one seed. The learning-rate schedule of a run depends "
     "on its number of updates.",
@@ -545,11 +545,11 @@ def page(found: Found, figures: Mapping[str, str]) -> str:
 _MACHINES = (
     "`Kronecker(R), KxL` is a machine with a hidden layer of shape KxL whose weights are a sum of R Kronecker "
     "products. `CP` and `MPO` are machines whose weights are a CP tensor or a matrix-product operator, and `Dense, "
-    "500` is a classic RBM with 500 hidden units. Names that start with `rbms` are RBMs trained by the package `rbms`."
+    "500` is a classic RBM with 500 hidden units. Names that start with `rbms` are RBMs trained by the `rbms` package."
 )
 _GOALS = (
     "For each limit on the number of parameters, the first table compares the best machine with the goal for its "
-    'log-likelihood. The column "median" is the median test log-likelihood over training seeds.'
+    'log-likelihood. The "median" column is the median test log-likelihood over training seeds.'
 )
 _OTHER_GOALS = (
     "The second table lists the other goals. The section [Samples](#samples) explains the judge and what "
@@ -678,8 +678,9 @@ def _claims_table(found: Found) -> str:
 
 def _data_text(found: Found) -> str:
     names = dict.fromkeys(row["data"] for row in found["table"])
-    parts = [f"`{name}` {about}" for name, about in _DIGITS.items() if name in names]
-    return f"The data set {', and '.join(parts)}. The table ends with published values."
+    given = [name for name in _DIGITS if name in names]
+    parts = [f"`{name}`{' data set' if name == given[0] else ''} {_DIGITS[name]}" for name in given]
+    return f"The {', and '.join(parts)}. The table ends with published values."
 
 
 def _likelihood_table(found: Found) -> str:
@@ -906,7 +907,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "--data", choices=DIGITS, help="Data for --model. Default: choose, which has validation digits."
     )
     parser.add_argument(
-        "--recipe", default="{}", metavar="JSON", help="Changes to the recipe `generative` for --model."
+        "--recipe", default="{}", metavar="JSON", help="Changes to the `generative` recipe for --model."
     )
 
 
