@@ -800,7 +800,8 @@ def test_commands_work_for_stacks_and_classifiers(mvrbm):
     code, _, err = mvrbm("sample classifier o.npy")
     assert (code, err) == (
         1,
-        "error: classifier contains a model of class MVRBMClassifier, which has no method 'sample'\n",
+        "error: classifier contains a model of class MVRBMClassifier, which has no method 'sample' because it is a "
+        "model with labels; use mvrbm predict\n",
     )
 
 

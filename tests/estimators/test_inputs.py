@@ -387,7 +387,7 @@ REFUSED = [
     (
         "an enormous rank",
         lambda: MVRBM((2, 3), rank=100_000).fit(IMAGES),
-        r"^rank must be at most 12 for a Kronecker coupling from \(6, 4\) to \(2, 3\), got 100,000",
+        r"^rank must be at most 120 for a Kronecker coupling from \(6, 4\) to \(2, 3\), got 100,000",
     ),
     (
         "text as shape",

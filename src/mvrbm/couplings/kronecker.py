@@ -20,6 +20,10 @@ from mvrbm.couplings.base import (
 from mvrbm.random import RandomSource
 from mvrbm.validation import whole_number
 
+# Largest rank, relative to the full rank. Redundant ranks are useless, but the default ranks of estimators must not
+# raise errors for small arrays.
+_LARGEST_REDUNDANCY = 10
+
 
 class Kronecker(Chain):
     r"""Sum of :math:`R` Kronecker products, :math:`W = \sum_r U_1^r \otimes \dots \otimes U_D^r`.
@@ -31,8 +35,9 @@ class Kronecker(Chain):
     Parameters
     ----------
     rank : int
-        Number of Kronecker products, at most the full rank. For matrices of shape (I, J) and a hidden layer of shape
-        (K, L), the full rank is min(I K, J L).
+        Number of Kronecker products. With the full rank, `W` can be any matrix. For matrices of shape (I, J) and a
+        hidden layer of shape (K, L), the full rank is min(I K, J L). Larger ranks are redundant, and the rank must not
+        exceed ten times the full rank.
     summed_modes : sequence of int
         Modes to sum over without weights. The factors of these modes are fixed at ones.
 
@@ -75,10 +80,11 @@ class Kronecker(Chain):
         same_order("Kronecker", tuple(visible_shape), tuple(hidden_shape))
         sizes = [i * k for i, k in zip(visible_shape, hidden_shape, strict=True)]
         full = math.prod(sizes) // max(sizes)
-        if self.rank > full:
+        if self.rank > _LARGEST_REDUNDANCY * full:
             raise ValueError(
-                f"rank must be at most {full:,} for a Kronecker coupling from {tuple(visible_shape)} to "
-                f"{tuple(hidden_shape)}, got {self.rank:,}; with rank {full:,}, the weights can be any matrix"
+                f"rank must be at most {_LARGEST_REDUNDANCY * full:,} for a Kronecker coupling from "
+                f"{tuple(visible_shape)} to {tuple(hidden_shape)}, got {self.rank:,}; with rank {full:,}, the weights "
+                "can already be any matrix"
             )
         return super().connect(visible_shape, hidden_shape, rng, std)
 

@@ -124,8 +124,8 @@ class Recipe:
     def config(self) -> dict[str, Any]:
         """Return the settings as JSON-serializable values that can be passed to :meth:`from_config`.
 
-        Settings that version 0.1 does not support are omitted if they have their default values, so version 0.1 can
-        read the result.
+        Settings that were added after version 0.1 are omitted if they have their default values. The names of stored
+        study runs depend on the result, and must not change when a setting is added.
         """
         found = {**asdict(self), "negative": {"kind": type(self.negative).__name__, **asdict(self.negative)}}
         added = {
