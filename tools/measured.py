@@ -241,7 +241,7 @@ _MISSING = {
     "gap": "a gap",
     "channel": "a channel missing",
 }
-# Data sets of the part `subsets` that took no part in the design of the imputer.
+# Data sets of the `subsets` part that were not used to design the imputer.
 _UNTOUCHED = ("elnino", "boston", "autompg", "il2", "vowels", "leaves", "coffee", "tissue")
 # How settings of mvrbm were chosen, and the machine where it matters.
 _CHOSEN = {
@@ -719,7 +719,7 @@ def _front() -> Table:
             "unusual samples of nine kinds (mean area under the ROC curve, higher is better)",
             f"**{value('outliers.ours')}**",
             f"Mahalanobis: {value('outliers.mahalanobis')}, 5 nearest: {value('outliers.nearest')}",
-            "two CPU cores; settings were chosen with these kinds of data, on other splits",
+            "two CPU cores; settings were chosen on other splits of these kinds of data",
         ],
         [
             "photographs enlarged twice (Set5, PSNR in dB, higher is better)",

@@ -171,7 +171,7 @@ def page(tables: Mapping[str, Tasks]) -> str:
             f"## {name.capitalize()}",
             wrapped(APPLICATIONS[name][0]),
             markdown_table(["task", *tools], rows),
-            f"`python -m studies applications {name}`",
+            f"Produced by `python -m studies applications {name}`.",
         ]
     return "\n\n".join(sections) + "\n"
 

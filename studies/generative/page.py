@@ -638,7 +638,7 @@ def _section(title: str, part: str, found: Found, *blocks: str) -> str:
     if not body:
         return ""
     command = " ".join([_COMMAND, *([part] if part else []), "--scale", found["scale"]])
-    return "\n\n".join([f"## {title}", *body, f"`{command}`"])
+    return "\n\n".join([f"## {title}", *body, f"Produced by `{command}`."])
 
 
 def _figure(name: str, captions: Mapping[str, str]) -> str:
