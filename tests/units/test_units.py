@@ -431,7 +431,8 @@ def test_checks_are_silent_about_states_that_gradients_flow_through(variant, mon
 
 
 @pytest.mark.parametrize(
-    ("name", "variants"), [("bernoulli", None), ("gaussian-axes", None), ("of-nobody", {"of-nobody": {}, "gaussian-axes": {}})]
+    ("name", "variants"),
+    [("bernoulli", None), ("gaussian-axes", None), ("of-nobody", {"of-nobody": {}, "gaussian-axes": {}})],
 )
 def test_a_name_belongs_to_one_class(name, variants):
     fields = {"name": name} if variants is None else {"name": name, "variants": variants}
