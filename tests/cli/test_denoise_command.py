@@ -160,6 +160,7 @@ def test_scratches_are_filled(command, capfd):
     )
 
 
+@pytest.mark.fixed_seed  # the message states the share of gray pixels
 def test_damage_must_be_marked_in_black_and_white(command, capfd):
     photo = np.random.default_rng(0).integers(0, 256, (20, 30), dtype=np.uint8)
     Image.fromarray(photo).save("photo.png")

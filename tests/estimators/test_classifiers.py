@@ -277,6 +277,7 @@ def test_data_and_labels_are_checked(digits, labels):
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@pytest.mark.fixed_seed  # scikit-learn chose its data by seeds
 @parametrize_with_checks(
     [
         MVRBMClassifier(16, visible="gaussian", **WITHOUT_NOISE, batch_size=1000, n_epochs=40, learning_rate=0.03),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from enumeration import every_visible_state
+from environment import fixed_seeds
 from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource
 from mvrbm.sampling import chain_memory, check_mixing, gibbs
 from mvrbm.sampling.mixing import Mixing, _disagreement, _time_to_forget
@@ -33,6 +34,7 @@ def test_memory_is_its_definition(name):
     np.testing.assert_allclose(chain_memory(machine, earlier, later), (same - other) / (1 - other))
 
 
+@fixed_seeds()  # how well chains remember depends on the machine
 @torch.no_grad()
 def exact_chains(n):
     """A machine, n states from its exact distribution, and a function of the lag: exact memory and its error."""
