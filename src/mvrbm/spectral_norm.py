@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 
 import torch
-from scipy.linalg import eigvalsh_tridiagonal
 from torch import Tensor
 
 from mvrbm.random import RandomSource
@@ -45,6 +44,8 @@ def _largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> f
     Only three vectors are stored. Without reorthogonalization, the iteration finds some eigenvalues several times,
     which does not affect the largest one.
     """
+    from scipy.linalg import eigvalsh_tridiagonal  # Most machines do not need it, and importing it takes long.
+
     before, now = start, start / torch.linalg.vector_norm(start)
     diagonal, beside, found = list[float](), list[float](), [0.0]
     for _ in range(_STEPS):
