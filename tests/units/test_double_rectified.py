@@ -223,10 +223,12 @@ def test_a_machine_with_a_gaussian_layer_is_saved(tmp_path):
 def test_a_sequence_model_with_these_units_learns_and_is_saved(tmp_path):
     rng = np.random.default_rng(0)
     first = rng.choice(list("ACDE"), 400)
-    family = ["".join(pair) for pair in zip(first, first, rng.choice(list("AC"), 400), strict=True)]
+    # The second letter is that of the first site in most sequences, but not in so many that chains do not mix.
+    second = np.where(rng.random(400) < 0.8, first, rng.choice(list("ACDE"), 400))
+    family = ["".join(letters) for letters in zip(first, second, rng.choice(list("AC"), 400), strict=True)]
     model = mvrbm.SequenceRBM(6, hidden="drelu", identity=None, n_epochs=60, random_state=0, device="cpu").fit(family)
     independent = -(math.log(4) + math.log(4) + math.log(2))
     gained = model.score_samples(family, normalized=True).mean() - independent
-    assert gained > 1.0  # log 4 = 1.39 is the most
+    assert gained > 0.5  # 0.8 is the mutual information
     loaded = mvrbm.load(model.save(tmp_path / "model"), "cpu")
     np.testing.assert_array_equal(loaded.score_samples(family), model.score_samples(family))
